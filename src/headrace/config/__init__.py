@@ -1,0 +1,55 @@
+"""RunConfig: what a run depends on. pydantic, frozen, torch-free; TOML in, JSON out."""
+
+from headrace.config.data import (
+    DataConfig,
+    HuggingFaceDiskSource,
+    JsonlSource,
+    ParquetSource,
+    ReasoningGymSource,
+    SourceConfig,
+)
+from headrace.config.evaluation import EvaluationConfig
+from headrace.config.generator import GeneratorConfig, SamplingConfig
+from headrace.config.learner import LearnerConfig, ObjectiveConfig, OptimizerConfig
+from headrace.config.load import dump_config, load_config, parse_config
+from headrace.config.model import ModelConfig
+from headrace.config.monitor import CheckpointConfig, MonitorConfig
+from headrace.config.run import RunConfig
+from headrace.config.verifier import (
+    ComponentConfig,
+    ExactConfig,
+    Extraction,
+    FunctionConfig,
+    MathConfig,
+    NumericConfig,
+    VerifierConfig,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "ComponentConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "ExactConfig",
+    "Extraction",
+    "FunctionConfig",
+    "GeneratorConfig",
+    "HuggingFaceDiskSource",
+    "JsonlSource",
+    "LearnerConfig",
+    "MathConfig",
+    "ModelConfig",
+    "MonitorConfig",
+    "NumericConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "ParquetSource",
+    "ReasoningGymSource",
+    "RunConfig",
+    "SamplingConfig",
+    "SourceConfig",
+    "VerifierConfig",
+    "dump_config",
+    "load_config",
+    "parse_config",
+]

@@ -1,0 +1,56 @@
+"""`[generator]` and `[sampling]`: how rollouts are sampled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.section import Section
+from headrace.types import SamplingParams
+
+
+class SamplingConfig(Section):
+    """The distribution that tokens are drawn from.
+
+    Nothing else applies: the ``generation_config.json`` of a model is reported and never used.
+    """
+
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
+    """Divides the logits; 0 means greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Keep the smallest set of tokens whose probability reaches this."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep this many most probable tokens; 0 keeps all."""
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Keep tokens at least this share as probable as the best; 0 keeps all."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Completion tokens at most, the stop token included."""
+    stop_strings: tuple[str, ...] = ()
+    """Text that ends a completion."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a completion, beside the model's own end-of-sequence ids."""
+
+    def params(self, eos_token_ids: tuple[int, ...]) -> SamplingParams:
+        """Return the record the engine takes, with the model's ``eos_token_ids`` added."""
+        stop = tuple(sorted({*self.stop_token_ids, *eos_token_ids}))
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=self.max_tokens,
+            stop_token_ids=stop,
+            stop_strings=self.stop_strings,
+        )
+
+
+class GeneratorConfig(Section):
+    """The engine that samples."""
+
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """Of the generator's weights and cache. ``auto``: bfloat16 where the device computes in it."""
+    max_concurrent_rollouts: int = Field(default=512, ge=1)
+    """Rollouts decoded together at most; the others wait for a free slot."""
+    max_prefill_tokens: int = Field(default=8192, ge=1)
+    """Prompt tokens prefilled in one forward pass at most; a longer prompt gets its own."""

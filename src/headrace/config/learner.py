@@ -1,0 +1,66 @@
+"""`[objective]` and `[learner]`: how the policy is updated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.section import Section
+
+
+class ObjectiveConfig(Section):
+    """The loss. docs/DESIGN.md names the symbols."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """``grpo``: (R - mean) / std; ``dr_grpo``: R - mean; ``rloo``: R - mean of the others."""
+    loss: Literal["ppo_clip"] = "ppo_clip"
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)."""
+    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
+    """Lower distance of the clip from 1."""
+    clip_high: float = Field(default=0.2, ge=0.0)
+    """Upper distance of the clip from 1."""
+    proximal: Literal["generator", "recompute"] = "generator"
+    """Denominator of the ratio r: the log-probs the generator reported, or the learner's own
+    forward pass before the first update of the step."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Divide the sum by all tokens of the batch, by each rollout's tokens and then the rollouts,
+    or by rollouts times ``sampling.max_tokens``."""
+    kl_coefficient: float = Field(default=0.0, ge=0.0)
+    """Weight of the k3 estimate of KL(policy || start) in the loss; 0 keeps no reference model."""
+
+
+class OptimizerConfig(Section):
+    """AdamW over fp32 master weights."""
+
+    learning_rate: float = Field(default=1e-6, gt=0.0)
+    """Peak of the schedule."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of the first and second moment."""
+    epsilon: float = Field(default=1e-8, gt=0.0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """Decoupled; not applied to norms and biases."""
+    max_gradient_norm: float = Field(default=1.0, gt=0.0)
+    """The global norm is clipped to this."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up; ``linear`` and ``cosine`` reach 0 at the run's last planned update."""
+    num_warmup_updates: int = Field(default=0, ge=0)
+    """Updates over which the rate rises linearly from 0."""
+
+
+class LearnerConfig(Section):
+    """The learner: precision, micro-batches and guards."""
+
+    compute_dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Of matrix products; masters and sums stay fp32. ``auto``: bfloat16 where it is native."""
+    num_minibatches: int = Field(default=1, ge=1)
+    """Optimizer updates a batch is split into; needs ``max_staleness >= num_minibatches - 1``."""
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    """Tokens of one forward and backward pass; a longer group gets its own."""
+    max_nonfinite_steps: int = Field(default=5, ge=1)
+    """Stop after so many steps in a row with a non-finite gradient."""
+    max_no_signal_steps: int = Field(default=20, ge=1)
+    """Stop after so many steps in a row in which no group had a spread of rewards."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer."""

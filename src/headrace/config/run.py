@@ -1,0 +1,113 @@
+"""RunConfig: everything a run depends on, in one frozen record.
+
+Parsed once, torch-free. Cross-section rules live here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from headrace.config.data import DataConfig
+from headrace.config.evaluation import EvaluationConfig
+from headrace.config.generator import GeneratorConfig, SamplingConfig
+from headrace.config.learner import LearnerConfig, ObjectiveConfig
+from headrace.config.model import ModelConfig
+from headrace.config.monitor import CheckpointConfig, MonitorConfig
+from headrace.config.section import Section
+from headrace.config.verifier import VerifierConfig
+
+
+class RunConfig(Section):
+    """A recipe, resolved."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the default output directory ``runs/NAME``."""
+    seed: int = Field(default=0, ge=0)
+    """Root of the seed tree."""
+    num_steps: int | None = Field(default=None, ge=1)
+    """Training steps; null when ``num_epochs`` says how long."""
+    num_epochs: int | None = Field(default=None, ge=1)
+    """Passes over the prompts; the last batch may be short."""
+    groups_per_step: int = Field(default=8, ge=1)
+    """Prompts whose groups make one batch."""
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts of each prompt."""
+    max_staleness: int = Field(default=0, ge=0)
+    """The bound eta on staleness, in optimizer steps; 0 is synchronous."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of generator and learner; null takes every core."""
+    model: ModelConfig
+    """The policy."""
+    data: DataConfig
+    """Prompts."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How training rollouts are sampled."""
+    generator: GeneratorConfig = GeneratorConfig()
+    """The engine."""
+    verifier: VerifierConfig
+    """The reward."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """The loss."""
+    learner: LearnerConfig = LearnerConfig()
+    """The update."""
+    eval: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    monitors: MonitorConfig = MonitorConfig()
+    """Output."""
+
+    @property
+    def eval_sampling(self) -> SamplingConfig:
+        """Sampling of the held-out evaluation."""
+        return self.eval.sampling or self.sampling
+
+
+def contradictions(config: RunConfig) -> Iterator[str]:
+    """Yield one line for every pair of settings that cannot both be meant."""
+    if (config.num_steps is None) == (config.num_epochs is None):
+        yield "num_steps, num_epochs: give exactly one of them, to say how long to train"
+    yield from _objective_contradictions(config)
+    yield from _staleness_contradictions(config)
+    if config.data.template == "raw" and config.data.system_prompt is not None:
+        yield 'data.system_prompt: needs data.template = "chat"; "raw" has no system turn'
+    if "{prompt}" not in config.data.user_template:
+        yield "data.user_template: must contain {prompt}, or every row would read the same"
+
+
+def _objective_contradictions(config: RunConfig) -> Iterator[str]:
+    advantage = config.objective.advantage
+    if config.group_size == 1:
+        yield (
+            f'group_size = 1 with objective.advantage = "{advantage}": a group of one has no '
+            "spread, so nothing could be learned; use group_size >= 2"
+        )
+    if config.sampling.temperature == 0.0:
+        yield (
+            "sampling.temperature = 0: every rollout of a group would be the same; train with a "
+            "temperature above 0 (eval.greedy measures greedy decoding)"
+        )
+    truncates = config.sampling.top_p < 1.0 or config.sampling.top_k > 0 or config.sampling.min_p > 0
+    if truncates and config.objective.proximal == "generator":
+        yield (
+            "sampling.top_p, top_k, min_p with objective.proximal = \"generator\": the learner's "
+            "log-probs cover the whole vocabulary and the generator's only the kept tokens, so "
+            'the ratio would be biased; sample without them or set objective.proximal = "recompute"'
+        )
+
+
+def _staleness_contradictions(config: RunConfig) -> Iterator[str]:
+    minibatches = config.learner.num_minibatches
+    if minibatches - 1 > config.max_staleness:
+        yield (
+            f"learner.num_minibatches = {minibatches} with max_staleness = {config.max_staleness}: "
+            f"the last minibatch is {minibatches - 1} updates stale; "
+            f"set max_staleness >= {minibatches - 1} or num_minibatches = {config.max_staleness + 1}"
+        )
+    if minibatches > config.groups_per_step:
+        yield (
+            f"learner.num_minibatches = {minibatches} with groups_per_step = "
+            f"{config.groups_per_step}: a minibatch needs at least one group"
+        )

@@ -1,0 +1,110 @@
+"""`[verifier]`: what a rollout is paid for.
+
+A verifier is a weighted sum of components, each told apart by its ``kind``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from headrace.config.section import Section
+
+Extraction = Literal["whole", "after_last_marker", "last_number", "final_number", "boxed"]
+"""Which part of a completion is its answer; docs/VERIFIERS.md has each rule with examples."""
+
+
+class _Component(Section):
+    """Fields that every component has."""
+
+    weight: float = 1.0
+    """Factor of this component in the sum."""
+    require_stop: bool = True
+    """A completion cut off by the token limit is wrong, whatever it says."""
+
+
+class ExactConfig(_Component):
+    """Pays 1 for the expected text, character by character."""
+
+    kind: Literal["exact"]
+    """Tells the kind of component."""
+    extract: Extraction = "whole"
+    """Which part of the completion is compared."""
+    marker: str = ":"
+    """Used by ``after_last_marker``; a completion without it is compared whole."""
+    strip: bool = True
+    """Ignore white space around both sides, and write line ends as newlines."""
+
+
+class NumericConfig(_Component):
+    """Pays 1 for a number equal to the expected one."""
+
+    kind: Literal["numeric"]
+    """Tells the kind of component."""
+    extract: Extraction = "final_number"
+    """Which part of the completion is read as a number."""
+    marker: str = ":"
+    """Used by ``after_last_marker``."""
+    absolute_tolerance: float = Field(default=0.0, ge=0.0)
+    """Largest difference that still counts as equal; 0 compares exactly, as fractions."""
+    relative_tolerance: float = Field(default=0.0, ge=0.0)
+    """The same, as a share of the expected number."""
+
+
+class MathConfig(_Component):
+    """Pays 1 for an expression that math-verify finds equal, in a killable process."""
+
+    kind: Literal["math"]
+    """Tells the kind of component."""
+    timeout_seconds: float = Field(default=3.0, gt=0.0, le=600.0)
+    """Time for one answer; after that its process is killed and the answer is wrong."""
+    memory_mib: int = Field(default=1024, ge=256)
+    """Address space of a grading process."""
+    num_processes: int = Field(default=2, ge=1)
+    """Grading processes side by side."""
+
+
+class FunctionConfig(_Component):
+    """Pays what a Python function returns, called in its own processes.
+
+    ``def reward(prompt: str, completion: str, answer: str | None, metadata: dict) -> float | None``
+    """
+
+    kind: Literal["function"]
+    """Tells the kind of component."""
+    path: str = Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")
+    """``package.module:function`` or ``path/to/file.py:function``."""
+    require_stop: bool = False
+    """Most reward functions want to see cut-off completions too."""
+    timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0)
+    """Time for one call; after that its process is killed and the rollout is not scored."""
+    memory_mib: int = Field(default=4096, ge=256)
+    """Address space of a process."""
+    num_processes: int = Field(default=4, ge=1)
+    """Processes side by side."""
+
+
+ComponentConfig = Annotated[
+    ExactConfig | NumericConfig | MathConfig | FunctionConfig, Field(discriminator="kind")
+]
+
+
+class VerifierConfig(Section):
+    """What a rollout is paid for."""
+
+    components: dict[str, ComponentConfig] = Field(min_length=1)
+    """Name -> component. The reward is the sum of weight times component."""
+    pass_threshold: float = 1.0
+    """A reward at or above this counts as solved in pass@k and in the outcome."""
+    max_failed_share: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Stop the run when more than this share of a whole batch's rollouts could not be scored."""
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> Self:
+        if all(component.weight == 0.0 for component in self.components.values()):
+            msg = "every component has weight 0, so no reward could ever differ"
+            raise ValueError(msg)
+        return self
+
+

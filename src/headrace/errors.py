@@ -1,0 +1,93 @@
+"""Every error headrace raises on purpose.
+
+    HeadraceError
+    +-- UserError                 the command was asked for something impossible; exit status 2
+    |   +-- ConfigError           a key of the recipe: names key, value and what is allowed
+    |   +-- DataError             a row or column of a prompt source: names file and row
+    |   +-- ModelError            a model directory or checkpoint that cannot be used
+    |   +-- RunDirectoryError     an output directory that holds something else
+    +-- RunError                  a run that had begun could not go on; exit status 1
+        +-- GeneratorFailure      sampling failed
+        +-- VerifierFailure       scoring failed so often that the rewards cannot be trusted
+        +-- DivergedError         non-finite gradients several times in a row
+        +-- NoSignalError         no group had anything to learn from, step after step
+        +-- CheckpointError       a checkpoint could not be written or read
+        +-- WeightSyncError       published and loaded weights differ
+
+Exceptions may cross process boundaries, so every ``__init__`` takes positional arguments only.
+"""
+
+from collections.abc import Sequence
+
+
+class HeadraceError(Exception):
+    """Base of the tree above. Its text is meant for the person who runs the command."""
+
+
+class UserError(HeadraceError):
+    """The user can fix this; nothing was started."""
+
+
+class ConfigError(UserError):
+    """One or more keys of a recipe are wrong. ``problems`` holds one line for each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems: tuple[str, ...] = problems
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class DataError(UserError):
+    """One or more rows of a prompt source are wrong. ``problems`` holds one line for each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems: tuple[str, ...] = problems
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class ModelError(UserError):
+    """A model cannot be found, is of an unknown family, or its files do not fit together."""
+
+
+class RunDirectoryError(UserError):
+    """The output directory belongs to another run, or holds no run at all."""
+
+
+class RunError(HeadraceError):
+    """A run that had begun could not go on."""
+
+
+class GeneratorFailure(RunError):
+    """Sampling failed, or was asked for before the first weights arrived."""
+
+
+class VerifierFailure(RunError):
+    """Scoring failed so often that the rewards of the run cannot be trusted."""
+
+
+class DivergedError(RunError):
+    """Several non-finite gradients in a row."""
+
+
+class NoSignalError(RunError):
+    """No group had a spread of rewards for many steps in a row."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written, or one on disk is damaged or of another run."""
+
+
+class WeightSyncError(RunError):
+    """The weights a generator holds are not those that were published."""
+
+
+def problems_of(error: UserError) -> Sequence[str]:
+    """Return every line of ``error``, one for each thing to fix."""
+    if isinstance(error, ConfigError | DataError):
+        return error.problems
+    return (str(error),)

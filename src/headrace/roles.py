@@ -1,0 +1,112 @@
+"""The roles as Protocols. The controller knows these and nothing behind them.
+
+At most four methods each. Every call may be awaited from the controller's event loop; blocking
+work belongs in the role's own thread or process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from headrace.types import (
+    EvaluationRecord,
+    GenerationRequest,
+    RolloutGroup,
+    RunEvent,
+    StepRecord,
+    StepResult,
+    Verdict,
+    WeightUpdate,
+)
+
+
+class Generator(Protocol):
+    """Samples rollouts."""
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[RolloutGroup]:
+        """Yield each group as soon as its last rollout ends, in order of completion.
+
+        All ``requests`` are admitted together, in order, before the first token is sampled.
+        Raises GeneratorFailure, in particular before the first `update_weights`.
+        """
+        ...
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Return once every token sampled from now on comes from ``update``.
+
+        Raises WeightSyncError when the loaded weights do not have the published checksum.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release threads and memory. Idempotent."""
+        ...
+
+
+class Verifier(Protocol):
+    """Scores rollouts."""
+
+    async def score(self, group: RolloutGroup) -> tuple[Verdict, ...]:
+        """Return one verdict for each rollout, in order.
+
+        A failure of the verifier's own is a Verdict with ``reward=None``; raises VerifierFailure
+        only when such failures are so many that the run must stop.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every process it started. Idempotent."""
+        ...
+
+
+class Learner(Protocol):
+    """Updates the policy."""
+
+    async def step(self, groups: Sequence[RolloutGroup]) -> StepResult:
+        """Make the optimizer updates for one batch of scored groups.
+
+        Raises DivergedError or NoSignalError when several steps in a row changed nothing.
+        """
+        ...
+
+    async def save(self, directory: Path) -> None:
+        """Write model, optimizer and counters into an existing empty ``directory``."""
+        ...
+
+    async def load(self, directory: Path) -> int:
+        """Restore what `save` wrote and return its policy version. Raises CheckpointError."""
+        ...
+
+    async def close(self) -> None:
+        """Release threads and memory. Idempotent."""
+        ...
+
+
+class WeightSync(Protocol):
+    """Brings the learner's weights to every generator."""
+
+    async def publish(self, policy_version: int) -> None:
+        """Return once every generator samples from ``policy_version``. Raises WeightSyncError."""
+        ...
+
+
+class Monitor(Protocol):
+    """Sees what happens and tells someone. Must never change it."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """A training step ended."""
+        ...
+
+    def on_evaluation(self, record: EvaluationRecord) -> None:
+        """A held-out evaluation ended."""
+        ...
+
+    def on_event(self, event: RunEvent) -> None:
+        """Something else happened."""
+        ...
+
+    def close(self) -> None:
+        """Flush and release. Idempotent."""
+        ...

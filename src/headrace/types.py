@@ -1,0 +1,290 @@
+"""Frozen records that cross a role boundary.
+
+They carry ids, numbers and text, and no tensors: `WeightUpdate` is the one exception, and it
+travels from learner to generator without passing through the controller. Absence is ``None``
+and never zero: ``Verdict.reward is None`` means "not scored".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+"""``stop``: a stop id or stop string; ``length``: a token limit; ``abort``: taken back unfinished."""
+
+
+def derive_seed(root: int, *path: str | int) -> int:
+    """Return a seed in [0, 2**63) that depends on ``root`` and every element of ``path``.
+
+    The one seed tree of a run: ``seed -> role -> prompt id -> rollout index``. Every random
+    number is a function of its place in this tree, so there is no generator state to save.
+    """
+    text = "\x1f".join(str(part) for part in (root, *path))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One task, rendered to the exact token ids the policy will see."""
+
+    prompt_id: str
+    """Stable across runs and machines: a hash of source and content, or the row's own id."""
+    source: str
+    """Name of the prompt source; rewards and held-out metrics are also reported by source."""
+    text: str
+    """The user's part as text, for verifiers, reports and people."""
+    token_ids: tuple[int, ...]
+    """[P] the rendered prompt: chat template, special tokens and all."""
+    answer: str | None = None
+    """Expected answer. Only verifiers may read it."""
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    """Other columns of the row, as they were."""
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            msg = f"prompt {self.prompt_id} renders to no token at all"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The distribution that tokens are drawn from, and when to stop.
+
+    Filters apply in the order top-k, top-p, min-p, each on the temperature-scaled distribution.
+    """
+
+    temperature: float = 1.0
+    """Divides the logits; 0 means greedy."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
+    top_k: int = 0
+    """Keep this many of the most probable tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this share as probable as the most probable one; 0 keeps all."""
+    max_tokens: int = 256
+    """Completion tokens at most, the stop token included."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Any of these ends a rollout; it is kept as its last token."""
+    stop_strings: tuple[str, ...] = ()
+    """A completion whose text contains one of these ends with the token that completed it."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some token has probability 0 by a filter rather than by the model."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Completion tokens [start, end) were sampled by ``policy_version``."""
+
+    policy_version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled trajectory. All sequences have the completion's length T."""
+
+    rollout_index: int
+    """Position in its group; part of its seed."""
+    completion_ids: tuple[int, ...]
+    """[T] exactly the ids that were sampled; never decoded and encoded again."""
+    loss_mask: tuple[bool, ...]
+    """[T] True where the policy chose the token."""
+    generator_logprobs: tuple[float, ...]
+    """[T] under the distribution sampled from (temperature and filters included); nats."""
+    version_spans: tuple[VersionSpan, ...]
+    """Cover [0, T) in order; set by the engine at the moment it samples."""
+    finish_reason: FinishReason
+    text: str
+    """The completion decoded without special tokens, for verifiers and people."""
+
+    def __post_init__(self) -> None:
+        length = len(self.completion_ids)
+        if not (len(self.loss_mask) == len(self.generator_logprobs) == length):
+            msg = (
+                f"rollout {self.rollout_index}: {length} ids, {len(self.loss_mask)} mask entries "
+                f"and {len(self.generator_logprobs)} log-probs"
+            )
+            raise ValueError(msg)
+        position = 0
+        for span in self.version_spans:
+            if span.start != position or span.end <= span.start:
+                msg = f"rollout {self.rollout_index}: version spans do not tile [0, {length})"
+                raise ValueError(msg)
+            position = span.end
+        if position != length:
+            msg = f"rollout {self.rollout_index}: version spans cover {position} of {length} tokens"
+            raise ValueError(msg)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest policy version among its tokens; None for an empty completion."""
+        return min((span.policy_version for span in self.version_spans), default=None)
+
+
+class Outcome(StrEnum):
+    """How a verification ended. INFRA is our own failure, never the policy's."""
+
+    PASS = "pass"  # noqa: S105 - an outcome, not a password
+    WRONG = "wrong"
+    RUNTIME = "runtime"
+    TIMEOUT_CPU = "timeout_cpu"
+    TIMEOUT_WALL = "timeout_wall"
+    OOM = "oom"
+    OUTPUT_LIMIT = "output_limit"
+    VIOLATION = "violation"
+    INFRA = "infra"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a verifier says of one rollout."""
+
+    outcome: Outcome
+    reward: float | None
+    """None means "not scored": left out of mean, std and count. Never a stand-in for 0."""
+    verifier: str
+    """Name of the verifier, or of the weighted sum."""
+    components: Mapping[str, float | None] = field(default_factory=dict)
+    """Reward of every component before weighting, by name; None where one was not scored."""
+    detail: str = ""
+    """One line for people: what was compared with what, or what went wrong."""
+
+    def __post_init__(self) -> None:
+        if self.outcome is Outcome.INFRA and self.reward is not None:
+            msg = f"verdict of {self.verifier}: INFRA carries no reward, got {self.reward}"
+            raise ValueError(msg)
+        if self.reward is not None and not -1e9 < self.reward < 1e9:
+            msg = f"verdict of {self.verifier}: reward {self.reward} is not a finite number"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """Ask for the ``group_size`` rollouts of one prompt."""
+
+    group_id: str
+    prompt: Prompt
+    group_size: int
+    sampling: SamplingParams
+    seed: int
+    """Seed of the group; rollout k uses ``derive_seed(seed, k)``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """The rollouts of one prompt, and their verdicts once scored."""
+
+    group_id: str
+    """``epoch/prompt_id`` in training: unique within a run."""
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    sampling: SamplingParams
+    verdicts: tuple[Verdict, ...] | None = None
+    """One for each rollout, in order; None until the group is scored."""
+
+    def __post_init__(self) -> None:
+        if self.verdicts is not None and len(self.verdicts) != len(self.rollouts):
+            msg = (
+                f"group {self.group_id}: {len(self.verdicts)} verdicts "
+                f"for {len(self.rollouts)} rollouts"
+            )
+            raise ValueError(msg)
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts in the group, scored or not."""
+        return len(self.rollouts)
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """Reward of each rollout, in order. The group must have been scored."""
+        assert self.verdicts is not None, f"group {self.group_id} was not scored"
+        return tuple(verdict.reward for verdict in self.verdicts)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest policy version among all its tokens; None if it has no token."""
+        versions = [rollout.oldest_version for rollout in self.rollouts]
+        return min((version for version in versions if version is not None), default=None)
+
+    def scored(self, verdicts: Sequence[Verdict]) -> RolloutGroup:
+        """Return this group with its verdicts."""
+        return dataclasses.replace(self, verdicts=tuple(verdicts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """One published version of the weights, on its way from learner to generator."""
+
+    policy_version: int
+    tensors: Mapping[str, torch.Tensor]
+    """Hugging Face parameter name -> tensor. Valid only until ``update_weights`` returns."""
+    checksum: int
+    """``weight_sync.checksum`` of ``tensors``; the receiver must arrive at the same number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one learner step did."""
+
+    policy_version: int
+    """After the step. Unchanged if no optimizer update was made."""
+    num_updates: int
+    """Optimizer updates really made: fewer than asked if there was no signal or it was skipped."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One training step, as monitors see it."""
+
+    step: int
+    """1 for the first step."""
+    num_steps: int
+    """The last step of the run."""
+    policy_version: int
+    metrics: Mapping[str, float]
+    groups: tuple[RolloutGroup, ...]
+    """The scored groups the step was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """One held-out evaluation."""
+
+    step: int
+    """Training steps done before it; 0 for the one before training."""
+    policy_version: int
+    metrics: Mapping[str, float]
+    groups: tuple[RolloutGroup, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvent:
+    """Something worth a line: a start, a resume, a checkpoint, a dropped prompt, a stop."""
+
+    kind: str
+    step: int
+    message: str
+    fields: Mapping[str, object] = field(default_factory=dict)
