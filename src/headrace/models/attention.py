@@ -1,0 +1,100 @@
+"""Attention over packed sequences: what the prefill, the reference and the learner have in common.
+
+Sequences lie one after another in a packed ``[N, ...]``. Attention itself runs on a padded
+``[B, L, ...]``, since that is what torch's kernels take; everything else in the decoder never sees
+a padded token. Grouped queries are folded into the query axis, so keys are never repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Return [B, T, H, D] for ``query`` of that shape and ``key``, ``value`` [B, S, K, D].
+
+    ``mask`` is boolean, [B or 1, T, S], True where a query sees a key; every query must see one.
+    Query head h reads key head h // (H / K).
+    """
+    rows, length, heads, width = query.shape
+    kv_heads = key.shape[2]
+    repeats = heads // kv_heads
+    folded = query.unflatten(2, (kv_heads, repeats)).permute(0, 2, 3, 1, 4)
+    folded = folded.reshape(rows, kv_heads, repeats * length, width)
+    if mask is not None:
+        mask = mask.unsqueeze(1).repeat(1, 1, repeats, 1)
+    mixed = functional.scaled_dot_product_attention(
+        folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask
+    )
+    unfolded = mixed.view(rows, kv_heads, repeats, length, width).permute(0, 3, 1, 2, 4)
+    return unfolded.reshape(rows, length, heads, width)
+
+
+def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
+    """Return [..., T, S], True where a query [..., T] may see a key [..., S] by position alone."""
+    distance = query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2)
+    causal = distance >= 0
+    return causal if window is None else causal & (distance < window)
+
+
+class Padding:
+    """Moves packed rows [N, ...] into a padded [B, L, ...] and back. Differentiable both ways."""
+
+    def __init__(self, lengths: Sequence[int], *, offset: int = 0, device: torch.device) -> None:
+        """Sequence b has ``lengths[b]`` rows; the first one starts at packed row ``offset``."""
+        self.lengths = tuple(lengths)
+        self.shape = (len(self.lengths), max(self.lengths, default=0))
+        sizes = torch.tensor(self.lengths, dtype=torch.int64)
+        starts = sizes.cumsum(0) - sizes + offset
+        columns = torch.arange(self.shape[1])
+        self.is_real = (columns < sizes.unsqueeze(1)).to(device)
+        # A padding cell repeats its sequence's first row; nothing that is kept ever reads it.
+        rows = torch.where(columns < sizes.unsqueeze(1), starts.unsqueeze(1) + columns, offset)
+        self._gather = rows.flatten().to(device)
+        self._scatter = self.is_real.flatten().nonzero().flatten()
+        self._span = slice(offset, offset + sum(self.lengths))
+        self._is_full = len(set(self.lengths)) <= 1
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """Return [B, L, ...] of ``packed`` [N, ...]; padding cells hold some finite row."""
+        if self._is_full:
+            return packed[self._span].unflatten(0, self.shape)
+        return packed.index_select(0, self._gather).unflatten(0, self.shape)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """Return the real rows of ``padded`` [B, L, ...] as [sum(lengths), ...]."""
+        flat = padded.flatten(0, 1)
+        return flat if self._is_full else flat.index_select(0, self._scatter)
+
+
+class PackedCausal:
+    """An `Attention`: every sequence sees itself causally and nothing else."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        windows: Sequence[int | None],
+        device: torch.device | None = None,
+    ) -> None:
+        """``lengths`` of the packed sequences in order; ``windows`` by layer, as in the config."""
+        device = device or torch.device("cpu")
+        self.padding = Padding(lengths, device=device)
+        self._windows = tuple(windows)
+        columns = torch.arange(self.padding.shape[1], device=device)
+        # Right padding under a causal mask: no real query ever sees a padding cell.
+        self._masks = {w: visible(columns, columns, w).unsqueeze(0) for w in set(self._windows)}
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `Attention`."""
+        pad = self.padding.pad
+        mixed = attend(pad(query), pad(key), pad(value), self._masks[self._windows[layer]])
+        return self.padding.unpad(mixed)
+
+
+def positions_of(lengths: Sequence[int]) -> Tensor:
+    """Return [N]: 0, 1, ... within each packed sequence."""
+    return torch.cat([torch.arange(length) for length in lengths]) if lengths else torch.empty(0).long()

@@ -1,0 +1,149 @@
+"""One decoder for the Llama-shaped families, in plain torch.
+
+Generator and learner run this same code. It works on packed tokens ``[N, ...]``: no batch axis, no
+padding, every token with its own position. How tokens see each other is not its business: an
+`Attention` is handed in, and the generator's cache, the learner's shared prefixes and a plain
+causal sequence are three of them. Parameters are named as in Hugging Face checkpoints.
+
+Left out on purpose: dropout, sampling, caches, anything that depends on a batch layout.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headrace.models.decoder_config import DecoderConfig
+from headrace.models.rope import apply_rope, rope_table
+
+
+class Attention(Protocol):
+    """Mixes the tokens of one forward pass, layer by layer."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return [N, heads, head_dim] for ``query`` of that shape.
+
+        ``key`` and ``value`` are [N, kv_heads, head_dim] of the same N tokens, rotated already.
+        """
+        ...
+
+
+class Decoder(nn.Module):
+    """A causal language model over packed tokens."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = _Body(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """[vocab, hidden] of the output projection: the embedding itself when tied."""
+        if self.config.tie_word_embeddings:
+            return self.model.embed_tokens.weight
+        return self.lm_head.weight
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Return the final hidden states [N, hidden] of ``input_ids`` [N] at ``positions`` [N]."""
+        hidden: Tensor = self.model(input_ids, positions, attention)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [N, vocab] for ``hidden`` [N, hidden]; ask for the rows that matter only."""
+        return functional.linear(hidden, self.output_weight)
+
+
+class _Body(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(_Layer(config, index) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        cos, sin = rope_table(config)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        hidden = self.embed_tokens(input_ids)
+        cos, sin = self.rope_cos[positions], self.rope_sin[positions]
+        for layer in self.layers:
+            hidden = layer(hidden, cos, sin, attention)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: DecoderConfig, index: int) -> None:
+        super().__init__()
+        self.self_attn = _SelfAttention(config, index)
+        self.mlp = _Mlp(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        mixed = self.self_attn(self.input_layernorm(hidden), cos, sin, attention)
+        hidden = hidden + mixed
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, config: DecoderConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.head_dim = config.head_dim
+        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        hidden = config.hidden_size
+        self.q_proj = nn.Linear(hidden, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(hidden, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(hidden, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, hidden, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))
+        key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))
+        value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))
+        if self.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+        mixed = attention(self.index, query, key, value)
+        out: Tensor = self.o_proj(mixed.flatten(-2))
+        return out
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        bias = config.mlp_bias
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        gate = functional.silu(self.gate_proj(hidden))
+        out: Tensor = self.down_proj(gate * self.up_proj(hidden))
+        return out
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis; the mean square is taken in fp32."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the shape and dtype of ``hidden`` [..., size]."""
+        wide = hidden.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        return (wide * scale).to(hidden.dtype) * self.weight
