@@ -1,0 +1,296 @@
+"""Hugging Face model directories: read into a `Decoder`, written from one.
+
+Invariant: what `save_decoder` writes, transformers loads with the same logits, and the other way
+round. A directory that does not fit is one ModelError listing everything wrong, never a model with
+some weights left at random. Sampling options a model carries are reported, never applied.
+Does not know training state; that is the learner's checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headrace.errors import CheckpointError, ModelError
+from headrace.models.decoder import Decoder
+from headrace.models.decoder_config import DecoderConfig
+from headrace.models.tokenizer import copy_tokenizer_files
+
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_RECOMPUTED = "rotary_emb.inv_freq"
+"""Old checkpoints store this table; the decoder derives it from the config."""
+
+_NEUTRAL_SAMPLING: Mapping[str, object] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "top_h": 1.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "max_new_tokens": None,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "guidance_scale": 1.0,
+    "penalty_alpha": 0.0,
+    "num_beams": 1,
+}
+"""Option of generation_config.json that changes what is sampled -> value that changes nothing."""
+
+
+def read_hf_config(directory: Path) -> dict[str, Any]:
+    """Return the ``config.json`` of a model directory. Raises ModelError saying what is missing."""
+    if not directory.is_dir():
+        msg = f"no model directory {directory}"
+        raise ModelError(msg)
+    if not (directory / "config.json").is_file():
+        msg = (
+            f"{directory} has no config.json, so it is no Hugging Face model directory; "
+            "give the directory that holds config.json and *.safetensors"
+        )
+        raise ModelError(msg)
+    return _read_object(directory / "config.json")
+
+
+def ignored_sampling_options(directory: Path) -> dict[str, object]:
+    """Return what ``generation_config.json`` would change about sampling, by option.
+
+    headrace samples by the recipe alone; this is for saying so. Empty if there is no such file or
+    it changes nothing.
+    """
+    path = directory / "generation_config.json"
+    options = _read_object(path) if path.is_file() else {}
+    return {
+        name: options[name]
+        for name, neutral in _NEUTRAL_SAMPLING.items()
+        if options.get(name) is not None and options[name] != neutral
+    }
+
+
+def load_decoder(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """Return the decoder of a model directory, converted to ``dtype`` tensor by tensor.
+
+    Peak memory is the decoder and one tensor. Raises ModelError for an unknown family, no weights
+    in safetensors format, and any tensor that is missing, unexpected or of another shape.
+    """
+    config = DecoderConfig.from_hf(read_hf_config(directory), origin=f"{directory}/config.json")
+    files = _weight_files(directory)
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    _check_tensors(decoder, files, directory)
+    decoder = decoder.to(dtype).to_empty(device=device)
+    decoder.model.fill_rope(config)
+    _copy_tensors(decoder, files)
+    return decoder
+
+
+def save_decoder(
+    decoder: Decoder,
+    directory: Path,
+    hf_config: Mapping[str, Any],
+    source_directory: Path,
+    dtype: torch.dtype = torch.float32,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write a complete model directory; tokenizer and generation config are the source's.
+
+    Peak memory is the decoder and one shard. ``directory`` is made if absent and must not hold
+    weights. Raises ModelError if it does, CheckpointError if the weights cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if stale := [*directory.glob("*.safetensors"), *directory.glob(INDEX_NAME)]:
+        msg = f"{directory} already holds weights ({stale[0].name}); give an empty directory"
+        raise ModelError(msg)
+    _save_weights(dict(decoder.named_parameters()), directory, dtype, max_shard_bytes)
+    _write_object(directory / "config.json", _with_dtype(hf_config, dtype))
+    copy_tokenizer_files(source_directory, directory)
+    generation_config = source_directory / "generation_config.json"
+    if generation_config.is_file():
+        shutil.copyfile(generation_config, directory / generation_config.name)
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        msg = f"{path} is not valid JSON: {error}"
+        raise ModelError(msg) from error
+    if not isinstance(content, dict):
+        msg = f"{path} must hold a JSON object, not a {type(content).__name__}"
+        raise ModelError(msg)
+    return content
+
+
+def _weight_files(directory: Path) -> tuple[Path, ...]:
+    """Return the files of the weights, in order of name."""
+    index = directory / INDEX_NAME
+    if index.is_file():
+        names = sorted(set(_read_object(index).get("weight_map", {}).values()))
+    else:
+        names = [WEIGHTS_NAME] if (directory / WEIGHTS_NAME).is_file() else []
+    if not names:
+        raise ModelError(_no_weights(directory))
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        msg = f"{index} names files that are not there: {', '.join(missing)}; copy them too"
+        raise ModelError(msg)
+    return tuple(directory / name for name in names)
+
+
+def _no_weights(directory: Path) -> str:
+    others = [*directory.glob("*.bin"), *directory.glob("*.pth"), *directory.glob("*.gguf")]
+    if others:
+        return (
+            f"{directory} holds {others[0].name} but no safetensors, and other formats are not "
+            "read; convert with transformers: "
+            "`AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)`"
+        )
+    return f"{directory} has a config.json but no weights: {WEIGHTS_NAME} or {INDEX_NAME}"
+
+
+def _expected_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
+
+
+def _check_tensors(decoder: Decoder, files: Sequence[Path], directory: Path) -> None:
+    """Raise one ModelError listing every tensor that does not fit; reads headers only."""
+    expected = _expected_shapes(decoder)
+    found: set[str] = set()
+    problems: list[str] = []
+    for path in files:
+        for name, shape in _shapes_in(path).items():
+            found.add(name)
+            if name in expected and shape != expected[name]:
+                problems.append(f"{path.name}: {name} is {shape}, not {expected[name]}")
+            elif name not in expected and not _may_be_ignored(name, decoder):
+                problems.append(f"{path.name}: {name} is unexpected")
+    problems.extend(f"{name} is missing" for name in expected if name not in found)
+    if not problems and decoder.config.tie_word_embeddings and _HEAD in found:
+        problems.extend(_tie_problems(files))
+    if problems:
+        shown = "\n".join(f"  {line}" for line in problems[:20])
+        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""  # noqa: PLR2004 - as above
+        msg = f"{directory}: the weights do not fit config.json:\n{shown}{more}"
+        raise ModelError(msg)
+
+
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError) as error:
+        msg = f"{path} is not a whole safetensors file: {error}; download or copy it again"
+        raise ModelError(msg) from error
+
+
+def _may_be_ignored(name: str, decoder: Decoder) -> bool:
+    if name == _HEAD:
+        return decoder.config.tie_word_embeddings
+    return name.endswith(_RECOMPUTED)
+
+
+def _tie_problems(files: Sequence[Path]) -> list[str]:
+    """A stored head that is not the embedding would be lost without a word."""
+    pair: dict[str, Tensor] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            pair |= {n: file.get_tensor(n) for n in (_EMBEDDING, _HEAD) if n in file.keys()}  # noqa: SIM118 - not a mapping
+    if torch.equal(pair[_EMBEDDING], pair[_HEAD]):
+        return []
+    return [f"{_HEAD} differs from the embedding it is tied to; set tie_word_embeddings = false"]
+
+
+@torch.no_grad()
+def _copy_tensors(decoder: Decoder, files: Sequence[Path]) -> None:
+    parameters = dict(decoder.named_parameters())
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                if name in parameters:
+                    parameters[name].copy_(file.get_tensor(name))
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def _with_dtype(hf_config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the config with its dtype set, under the name its transformers version uses."""
+    key = "torch_dtype" if "torch_dtype" in hf_config else "dtype"
+    return {**hf_config, key: str(dtype).removeprefix("torch.")}
+
+
+def _save_weights(
+    parameters: Mapping[str, Tensor], directory: Path, dtype: torch.dtype, max_shard_bytes: int
+) -> None:
+    shards = _plan_shards(parameters, dtype.itemsize, max_shard_bytes)
+    if len(shards) == 1:
+        _save_shard(parameters, directory / WEIGHTS_NAME, dtype)
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _save_shard({name: parameters[name] for name in names}, directory / file_name, dtype)
+        weight_map |= dict.fromkeys(names, file_name)
+    num_bytes = sum(tensor.numel() for tensor in parameters.values()) * dtype.itemsize
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+    _write_object(directory / INDEX_NAME, index)
+
+
+def _plan_shards(
+    parameters: Mapping[str, Tensor], itemsize: int, max_shard_bytes: int
+) -> list[list[str]]:
+    """Return names by shard, in order; a tensor over the limit has a shard of its own."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in parameters.items():
+        num_bytes = tensor.numel() * itemsize
+        if shards[-1] and filled + num_bytes > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += num_bytes
+    return shards
+
+
+def _save_shard(parameters: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in parameters.items()
+    }
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except (SafetensorError, OSError) as error:
+        msg = f"{path} could not be written: {error}; free space or choose another directory"
+        raise CheckpointError(msg) from error
+
+
+def _write_object(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
