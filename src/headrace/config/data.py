@@ -59,11 +59,10 @@ class ReasoningGymSource(Section):
     size: int = Field(ge=1)
     """Rows to make."""
     seed: int = 0
-    """Seed of the rows; training and held-out data need different ones."""
+    """Seed of the rows. The package makes row i from ``seed + i``, so training and held-out seeds
+    closer than ``size`` share rows; shared rows are left out of one of the two and counted."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Arguments of the task, such as ``min_terms``."""
-    exclude_seed: int | None = None
-    """Leave out rows whose question also appears under this seed, so that a held-out set is."""
 
 
 SourceConfig = Annotated[

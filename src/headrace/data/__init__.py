@@ -1,0 +1,16 @@
+"""Prompts: where they come from, the order they are drawn in, and the exactly-once ledger."""
+
+from headrace.data.building import PromptTokenizer
+from headrace.data.ledger import Ledger, LedgerCounts
+from headrace.data.prompts import LoadReport, load_prompts
+from headrace.data.stream import Draw, PromptStream
+
+__all__ = [
+    "Draw",
+    "Ledger",
+    "LedgerCounts",
+    "LoadReport",
+    "PromptStream",
+    "PromptTokenizer",
+    "load_prompts",
+]
