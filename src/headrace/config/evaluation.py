@@ -27,9 +27,14 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _k_within_rollouts(self) -> Self:
         if self.num_rollouts and any(not 1 <= k <= self.num_rollouts for k in self.pass_at_k):
-            msg = f"pass_at_k {self.pass_at_k} must lie between 1 and num_rollouts {self.num_rollouts}"
+            msg = (
+                f"eval.pass_at_k = {list(self.pass_at_k)}: each must lie between 1 and "
+                f"eval.num_rollouts = {self.num_rollouts}"
+            )
             raise ValueError(msg)
         if not self.greedy and self.num_rollouts == 0:
-            msg = "greedy = false and num_rollouts = 0 would measure nothing"
+            msg = (
+                "eval.greedy = false with eval.num_rollouts = 0: would measure nothing; set either"
+            )
             raise ValueError(msg)
         return self

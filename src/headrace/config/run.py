@@ -6,6 +6,7 @@ Parsed once, torch-free. Cross-section rules live here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -65,49 +66,78 @@ class RunConfig(Section):
         return self.eval.sampling or self.sampling
 
 
-def contradictions(config: RunConfig) -> Iterator[str]:
-    """Yield one line for every pair of settings that cannot both be meant."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """Settings that are each allowed and cannot be meant together."""
+
+    keys: tuple[str, ...]
+    """The dotted keys it rests on."""
+    text: str
+    """One line: the keys and values, why not, and what to do."""
+
+
+def contradictions(config: RunConfig) -> Iterator[Contradiction]:
+    """Yield every set of settings that cannot be meant together."""
     if (config.num_steps is None) == (config.num_epochs is None):
-        yield "num_steps, num_epochs: give exactly one of them, to say how long to train"
+        yield Contradiction(
+            keys=("num_steps", "num_epochs"),
+            text="num_steps, num_epochs: give exactly one of them, to say how long to train",
+        )
+    yield from _data_contradictions(config)
     yield from _objective_contradictions(config)
     yield from _staleness_contradictions(config)
+
+
+def _data_contradictions(config: RunConfig) -> Iterator[Contradiction]:
     if config.data.template == "raw" and config.data.system_prompt is not None:
-        yield 'data.system_prompt: needs data.template = "chat"; "raw" has no system turn'
+        yield Contradiction(
+            keys=("data.system_prompt", "data.template"),
+            text='data.system_prompt: needs data.template = "chat"; "raw" has no system turn',
+        )
     if "{prompt}" not in config.data.user_template:
-        yield "data.user_template: must contain {prompt}, or every row would read the same"
+        yield Contradiction(
+            keys=("data.user_template",),
+            text="data.user_template: must contain {prompt}, or every row would read the same",
+        )
 
 
-def _objective_contradictions(config: RunConfig) -> Iterator[str]:
-    advantage = config.objective.advantage
+def _objective_contradictions(config: RunConfig) -> Iterator[Contradiction]:
+    advantage, sampling = config.objective.advantage, config.sampling
     if config.group_size == 1:
-        yield (
-            f'group_size = 1 with objective.advantage = "{advantage}": a group of one has no '
-            "spread, so nothing could be learned; use group_size >= 2"
+        yield Contradiction(
+            keys=("group_size", "objective.advantage"),
+            text=f'group_size = 1 with objective.advantage = "{advantage}": a group of one has no '
+            "spread, so nothing could be learned; use group_size >= 2",
         )
-    if config.sampling.temperature == 0.0:
-        yield (
-            "sampling.temperature = 0: every rollout of a group would be the same; train with a "
-            "temperature above 0 (eval.greedy measures greedy decoding)"
+    if sampling.temperature == 0.0:
+        yield Contradiction(
+            keys=("sampling.temperature",),
+            text="sampling.temperature = 0: every rollout of a group would be the same; train "
+            "with a temperature above 0 (eval.greedy measures greedy decoding)",
         )
-    truncates = config.sampling.top_p < 1.0 or config.sampling.top_k > 0 or config.sampling.min_p > 0
+    truncates = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0
     if truncates and config.objective.proximal == "generator":
-        yield (
-            "sampling.top_p, top_k, min_p with objective.proximal = \"generator\": the learner's "
-            "log-probs cover the whole vocabulary and the generator's only the kept tokens, so "
-            'the ratio would be biased; sample without them or set objective.proximal = "recompute"'
+        yield Contradiction(
+            keys=("sampling.top_p", "sampling.top_k", "sampling.min_p", "objective.proximal"),
+            text='sampling.top_p, top_k, min_p with objective.proximal = "generator": the '
+            "learner's log-probs cover the whole vocabulary and the generator's only the kept "
+            "tokens, so the ratio would be biased; sample without them or set "
+            'objective.proximal = "recompute"',
         )
 
 
-def _staleness_contradictions(config: RunConfig) -> Iterator[str]:
-    minibatches = config.learner.num_minibatches
-    if minibatches - 1 > config.max_staleness:
-        yield (
-            f"learner.num_minibatches = {minibatches} with max_staleness = {config.max_staleness}: "
-            f"the last minibatch is {minibatches - 1} updates stale; "
-            f"set max_staleness >= {minibatches - 1} or num_minibatches = {config.max_staleness + 1}"
+def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:
+    minibatches, bound = config.learner.num_minibatches, config.max_staleness
+    if minibatches - 1 > bound:
+        yield Contradiction(
+            keys=("learner.num_minibatches", "max_staleness"),
+            text=f"learner.num_minibatches = {minibatches} with max_staleness = {bound}: the last "
+            f"minibatch is {minibatches - 1} updates stale; set max_staleness >= "
+            f"{minibatches - 1} or num_minibatches = {bound + 1}",
         )
     if minibatches > config.groups_per_step:
-        yield (
-            f"learner.num_minibatches = {minibatches} with groups_per_step = "
-            f"{config.groups_per_step}: a minibatch needs at least one group"
+        yield Contradiction(
+            keys=("learner.num_minibatches", "groups_per_step"),
+            text=f"learner.num_minibatches = {minibatches} with groups_per_step = "
+            f"{config.groups_per_step}: a minibatch needs at least one group",
         )

@@ -21,7 +21,7 @@ class Section(BaseModel):
     )
 
 
-def _beside_recipe(path: Path, info: ValidationInfo) -> Path:
+def beside_recipe(path: Path, info: ValidationInfo) -> Path:
     """Read a relative path from the recipe's folder, or else from the current one."""
     base = (info.context or {}).get("base")
     if path.is_absolute() or base is None:
@@ -30,5 +30,5 @@ def _beside_recipe(path: Path, info: ValidationInfo) -> Path:
     return beside if beside.exists() else path.absolute()
 
 
-RecipePath = Annotated[Path, AfterValidator(_beside_recipe)]
+RecipePath = Annotated[Path, AfterValidator(beside_recipe)]
 """A path; relative ones mean the recipe's own folder, or the current one if absent there."""

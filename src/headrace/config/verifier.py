@@ -5,11 +5,12 @@ A verifier is a weighted sum of components, each told apart by its ``kind``.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from headrace.config.section import Section
+from headrace.config.section import Section, beside_recipe
 
 Extraction = Literal["whole", "after_last_marker", "last_number", "final_number", "boxed"]
 """Which part of a completion is its answer; docs/VERIFIERS.md has each rule with examples."""
@@ -31,7 +32,7 @@ class ExactConfig(_Component):
     """Tells the kind of component."""
     extract: Extraction = "whole"
     """Which part of the completion is compared."""
-    marker: str = ":"
+    marker: str = Field(default=":", min_length=1)
     """Used by ``after_last_marker``; a completion without it is compared whole."""
     strip: bool = True
     """Ignore white space around both sides, and write line ends as newlines."""
@@ -44,7 +45,7 @@ class NumericConfig(_Component):
     """Tells the kind of component."""
     extract: Extraction = "final_number"
     """Which part of the completion is read as a number."""
-    marker: str = ":"
+    marker: str = Field(default=":", min_length=1)
     """Used by ``after_last_marker``."""
     absolute_tolerance: float = Field(default=0.0, ge=0.0)
     """Largest difference that still counts as equal; 0 compares exactly, as fractions."""
@@ -57,8 +58,12 @@ class MathConfig(_Component):
 
     kind: Literal["math"]
     """Tells the kind of component."""
+    extract: Literal["answer", "boxed", "whole"] = "answer"
+    """``boxed``: the last \\boxed{}; ``answer``: that, else the text after the last "answer is" or
+    "answer:", else the last line; ``whole``: the completion."""
     timeout_seconds: float = Field(default=3.0, gt=0.0, le=600.0)
-    """Time for one answer; after that its process is killed and the answer is wrong."""
+    """Time for one answer; after that its process is killed and the rollout is not scored.
+    Input that could take that long by design is refused before, and is wrong."""
     memory_mib: int = Field(default=1024, ge=256)
     """Address space of a grading process."""
     num_processes: int = Field(default=2, ge=1)
@@ -84,6 +89,12 @@ class FunctionConfig(_Component):
     num_processes: int = Field(default=4, ge=1)
     """Processes side by side."""
 
+    @field_validator("path", mode="after")
+    @classmethod
+    def _file_beside_recipe(cls, path: str, info: ValidationInfo) -> str:
+        module, _, name = path.partition(":")
+        return f"{beside_recipe(Path(module), info)}:{name}" if module.endswith(".py") else path
+
 
 ComponentConfig = Annotated[
     ExactConfig | NumericConfig | MathConfig | FunctionConfig, Field(discriminator="kind")
@@ -103,8 +114,6 @@ class VerifierConfig(Section):
     @model_validator(mode="after")
     def _some_weight(self) -> Self:
         if all(component.weight == 0.0 for component in self.components.values()):
-            msg = "every component has weight 0, so no reward could ever differ"
+            msg = "verifier.components: all have weight 0, so no reward could ever differ"
             raise ValueError(msg)
         return self
-
-

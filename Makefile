@@ -1,0 +1,65 @@
+# Needs Python >= 3.11 and make; everything else is installed into .venv from the pinned set in
+# constraints.txt. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RUN    ?= runs/quickstart
+# A stamp is redone when one of these changes: the source itself is installed in editable mode.
+PINS   := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check format model bench-step clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+train: $(VENV)/.installed-run ## post-train the bundled model and write a report
+	$(BIN)/headrace train quickstart --output $(RUN)
+	@echo "report: $(CURDIR)/$(RUN)/report.html"
+
+test: check ## run every check, and every test that needs no GPU
+	$(BIN)/pytest -m "not gpu"
+
+check: $(VENV)/.installed-dev ## lint, format, types and import levels: what CI and pre-commit run
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## rewrite the sources the way `check` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+model: $(VENV)/.installed-dev ## bring SmolLM2-135M, which some integration tests skip without
+	$(BIN)/headrace fetch smollm2-135m
+
+bench-step: $(VENV)/.installed-trl ## one training step, measured side by side with TRL
+	$(BIN)/headrace bench step --against trl
+
+clean: ## delete the environment and every cache, but no run
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "headrace needs Python >= 3.11, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { \
+	  echo "No virtual environment could be made; on Debian or Ubuntu install python3-venv." >&2; \
+	  rm -rf $(VENV); exit 1; }
+
+# Each installs more than the one before; later ones count as the earlier ones too.
+$(VENV)/.installed-run: $(PINS) | $(BIN)/python
+	@echo "installing headrace into $(VENV): some minutes the first time"
+	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(PINS) | $(BIN)/python
+	@echo "installing headrace and its tools into $(VENV): some minutes the first time"
+	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e '.[dev,envs,fetch]'
+	@touch $(VENV)/.installed-run $@
+
+$(VENV)/.installed-trl: $(PINS) | $(BIN)/python
+	@echo "installing headrace and TRL into $(VENV): some minutes the first time"
+	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e '.[trl]'
+	@touch $(VENV)/.installed-run $@
