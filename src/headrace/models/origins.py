@@ -104,14 +104,14 @@ def _probe(url: str, outcome: list[str]) -> None:
 
 
 def _download_from_hub(_previous: Path, own: Path) -> None:
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only `headrace fetch` needs it
-    from huggingface_hub.errors import (  # noqa: PLC0415 - as above
-        HTTPError,  # type: ignore[attr-defined] # whichever client this version is built on
-    )
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - only fetching needs it
+
+    # Not exported on purpose, and the one name for whichever client this version is built on.
+    broken_transfer = errors.HTTPError  # type: ignore[attr-defined]
 
     try:
         snapshot_download(_HUB_REPOSITORY, local_dir=own, allow_patterns=list(_HUB_FILES))
-    except (HTTPError, OSError) as error:
+    except (broken_transfer, OSError) as error:
         msg = f"the download of {_HUB_REPOSITORY} broke off ({error}); run the command again"
         raise ModelError(msg) from error
     if missing := [name for name in _HUB_REQUIRED if not (own / name).is_file()]:
