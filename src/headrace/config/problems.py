@@ -10,7 +10,7 @@ import copy
 import datetime as dt
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -134,13 +134,19 @@ def _suggestion(place: Place) -> str:
     same = [".".join(path) for path in elsewhere if path[-1] == wrong]
     if same:
         return f"; did you mean {' or '.join(same)}?"
-    if close := difflib.get_close_matches(wrong, here, n=1):
-        return f"; did you mean {'.'.join((*above, *close))}?"
-    if close := difflib.get_close_matches(wrong, [path[-1] for path in elsewhere], n=1, cutoff=0.8):
-        return (
-            f"; did you mean {next('.'.join(path) for path in elsewhere if path[-1] == close[0])}?"
-        )
+    if path := _similar(tuple(above), wrong, here, elsewhere):
+        return f"; did you mean {'.'.join(path)}?"
     return f"; allowed here: {', '.join(sorted(here))}"
+
+
+def _similar(above: Path, wrong: str, here: Sequence[str], elsewhere: Iterable[Path]) -> Path:
+    """Return the path of a similar key: a slip of one letter before a loose likeness."""
+    by_name = {path[-1]: path for path in elsewhere}
+    beside = {name: (*above, name) for name in here}
+    for paths, cutoff in ((beside, 0.85), (by_name, 0.85), (beside, 0.6)):
+        if close := difflib.get_close_matches(wrong, paths, n=1, cutoff=cutoff):
+            return paths[close[0]]
+    return ()
 
 
 def _contradictory(

@@ -1,0 +1,251 @@
+"""What a faulty recipe is told: the key, the value, what is allowed, and all of it at once."""
+
+# ruff: noqa: E501 - one case a line, so that the messages read as a table
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config import RunConfig, parse_config
+from headrace.config.schema import NAME, all_keys
+from headrace.errors import ConfigError
+
+
+def tree(**settings: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever TOML can hold
+    return {
+        "num_steps": 3,
+        "model": {"path": "nano"},
+        "data": {"train": {"type": "jsonl", "path": "train.jsonl"}},
+        "verifier": {"components": {"a": {"kind": "exact"}}},
+        **settings,
+    }
+
+
+def problems(recipe: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(recipe)
+    return caught.value.problems
+
+
+def train(**source: object) -> dict[str, Any]:
+    return tree(data={"train": source})
+
+
+def components(**named: object) -> dict[str, Any]:
+    return tree(verifier={"components": named})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        (
+            tree(learner={"optimizer": {"learning_rat": 1e-5}}),
+            "learner.optimizer.learning_rat: unknown key; did you mean learner.optimizer.learning_rate?",
+        ),
+        (
+            tree(learning_rate=3),
+            "learning_rate: unknown key; did you mean learner.optimizer.learning_rate?",
+        ),
+        (
+            tree(learnin_rate=3),
+            "learnin_rate: unknown key; did you mean learner.optimizer.learning_rate?",
+        ),
+        (tree(optimizer={}), "optimizer: unknown key; did you mean learner.optimizer?"),
+        (
+            tree(sampling={"group_size": 4}),
+            "sampling.group_size: unknown key; did you mean group_size?",
+        ),
+        (
+            components(a={"kind": "exact", "markr": "="}),
+            "verifier.components.a.markr: unknown key; did you mean verifier.components.a.marker?",
+        ),
+        (
+            components(exact={"kind": "exact", "markr": "="}),
+            "verifier.components.exact.markr: unknown key; did you mean verifier.components.exact.marker?",
+        ),
+        (
+            components(a={"kind": "exact", "absolute_tolerance": 0.1}),
+            'verifier.components.a.absolute_tolerance: unknown key; only "numeric" has it',
+        ),
+        (
+            tree(checkpoint={"zebra": 1}),
+            "checkpoint.zebra: unknown key; allowed here: every, keep",
+        ),
+    ],
+)
+def test_an_unknown_key_is_told_where_it_belongs(recipe: dict[str, Any], line: str) -> None:
+    assert problems(recipe) == (line,)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        (tree(seed="5"), 'seed = "5": must be a whole number, at least 0'),
+        (tree(seed=True), "seed = true: must be a whole number, at least 0"),
+        (tree(seed=1.5), "seed = 1.5: must be a whole number, at least 0"),
+        (tree(seed=-1), "seed = -1: must be a whole number, at least 0"),
+        (tree(group_size=0), "group_size = 0: must be a whole number, at least 1"),
+        (tree(num_threads=0), "num_threads = 0: must be a whole number, at least 1, or null"),
+        (tree(name=3), "name = 3: must be text in quotes"),
+        (tree(name="a/b"), 'name = "a/b": must be text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$'),
+        (tree(model={"path": ""}), 'model.path = "": must be text in quotes, not empty'),
+        (tree(model={}), "model.path: missing, and it has no default; must be text in quotes, not empty"),
+        (tree(learner=3), "learner = 3: must be a table"),
+        (tree(model="nano"), 'model = "nano": must be a table with path'),
+        (tree(sampling={"temperature": float("nan")}), "sampling.temperature = NaN: must be a number, at least 0, at most 100"),
+        (tree(sampling={"top_p": 0}), "sampling.top_p = 0: must be a number, above 0, at most 1"),
+        (tree(sampling={"min_p": 1.0}), "sampling.min_p = 1.0: must be a number, at least 0, below 1"),
+        (tree(sampling={"max_tokens": None}), "sampling.max_tokens = null: must be a whole number, at least 1"),
+        (tree(sampling={"stop_strings": "x"}), 'sampling.stop_strings = "x": must be a list of texts in quotes'),
+        (tree(sampling={"stop_token_ids": ["a", 1, "b"]}), 'sampling.stop_token_ids = ["a", 1, "b"]: must be a list of whole numbers'),
+        (tree(learner={"optimizer": {"betas": [0.9]}}), "learner.optimizer.betas = [0.9]: must be a list of 2 numbers"),
+        (tree(objective={"advantage": "grp"}), 'objective.advantage = "grp": must be one of "grpo", "dr_grpo", "rloo"'),
+        (tree(objective={"loss": "ppo"}), 'objective.loss = "ppo": must be "ppo_clip"'),
+        (tree(data={"train": {"type": "jsonl", "path": "x"}, "shuffle": "no"}), 'data.shuffle = "no": must be true or false'),
+        (tree(eval={"sampling": {"top_p": 2}}), "eval.sampling.top_p = 2: must be a number, above 0, at most 1"),
+        (tree(eval={"pass_at_k": [9]}), "eval.pass_at_k = [9]: each must lie between 1 and eval.num_rollouts = 4"),
+        (tree(eval={"greedy": False, "num_rollouts": 0}), "eval.greedy = false with eval.num_rollouts = 0: would measure nothing; set either"),
+        (train(path="x"), 'data.train.type: missing; must be one of "jsonl", "parquet", "hf_disk", "reasoning_gym"'),
+        (train(type="csv"), 'data.train.type = "csv": must be one of "jsonl", "parquet", "hf_disk", "reasoning_gym"'),
+        (train(type="jsonl"), "data.train.path: missing, and it has no default; must be text in quotes"),
+        (train(type="jsonl", path=3), "data.train.path = 3: must be text in quotes"),
+        (components(a={"kind": 3}), 'verifier.components.a.kind = 3: must be one of "exact", "numeric", "math", "function"'),
+        (components(a={}), 'verifier.components.a.kind: missing; must be one of "exact", "numeric", "math", "function"'),
+        (components(a=3), "verifier.components.a = 3: must be a table"),
+        (components(), "verifier.components = {}: must be a table, not empty"),
+        (components(a={"kind": "exact", "weight": 0}), "verifier.components: all have weight 0, so no reward could ever differ"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_told_what_is_allowed(recipe: dict[str, Any], line: str) -> None:
+    assert problems(recipe) == (line,)
+
+
+def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
+    (line,) = problems(tree(seed="x" * 500))
+    assert len(line) < 150
+    assert "...: must be" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"num_epochs": 1}, "num_steps, num_epochs: give exactly one of them"),
+        ({"num_steps": None}, "num_steps, num_epochs: give exactly one of them"),
+        ({"group_size": 1}, 'group_size = 1 with objective.advantage = "grpo": a group of one'),
+        ({"sampling": {"temperature": 0}}, "sampling.temperature = 0: every rollout of a group"),
+        ({"sampling": {"top_p": 0.9}}, "sampling.top_p, top_k, min_p with objective.proximal"),
+        ({"sampling": {"top_k": 5}}, "sampling.top_p, top_k, min_p with objective.proximal"),
+        ({"sampling": {"min_p": 0.1}}, "sampling.top_p, top_k, min_p with objective.proximal"),
+        ({"learner": {"num_minibatches": 2}}, "learner.num_minibatches = 2 with max_staleness = 0"),
+        (
+            {"learner": {"num_minibatches": 4}, "max_staleness": 3, "groups_per_step": 2},
+            "learner.num_minibatches = 4 with groups_per_step = 2",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_meant_together_are_an_error(
+    settings: dict[str, Any], line: str
+) -> None:
+    (problem,) = problems(tree(**settings))
+    assert problem.startswith(line)
+
+
+def test_a_raw_template_with_a_system_prompt_is_an_error() -> None:
+    recipe = tree()
+    recipe["data"] |= {"template": "raw", "system_prompt": "Be brief."}
+    (problem,) = problems(recipe)
+    assert problem.startswith('data.system_prompt: needs data.template = "chat"')
+
+
+def test_a_user_template_without_the_prompt_is_an_error() -> None:
+    recipe = tree()
+    recipe["data"] |= {"user_template": "Solve it."}
+    (problem,) = problems(recipe)
+    assert problem.startswith("data.user_template: must contain {prompt}")
+
+
+def test_filters_are_allowed_where_the_learner_recomputes_the_denominator() -> None:
+    parse_config(tree(sampling={"top_p": 0.9}, objective={"proximal": "recompute"}))
+
+
+def test_three_faults_are_three_lines_in_the_order_of_the_recipe() -> None:
+    recipe = tree(
+        learner={"optimizer": {"learning_rat": 1e-5}}, seed="one", data={"train": {"type": "csv"}}
+    )
+    assert [line.split(" ")[0] for line in problems(recipe)] == [
+        "data.train.type",
+        "learner.optimizer.learning_rat:",
+        "seed",
+    ]
+
+
+def test_a_contradiction_is_found_beside_a_misspelt_key() -> None:
+    recipe = tree(sampling={"temperatur": 1, "temperature": 0}, learner={"num_minibatches": 9})
+    assert [line.split(" ")[0] for line in problems(recipe)] == [
+        "sampling.temperatur:",
+        "sampling.temperature",
+        "learner.num_minibatches",
+        "learner.num_minibatches",
+    ]
+
+
+def test_a_contradiction_is_not_claimed_of_a_key_that_is_itself_wrong() -> None:
+    assert len(problems(tree(num_steps="many"))) == 1
+    assert len(problems(tree(max_staleness="two", learner={"num_minibatches": 2}))) == 1
+
+
+def test_an_empty_recipe_is_told_everything_it_needs() -> None:
+    assert [line.split(":")[0] for line in problems({})] == [
+        "model",
+        "data",
+        "verifier",
+        "num_steps, num_epochs",
+    ]
+
+
+def faults(recipe: dict[str, Any]) -> tuple[str, ...]:
+    try:
+        parse_config(recipe)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+KEYS = sorted({path for path in all_keys(RunConfig) if NAME not in path})
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+VALUES |= st.lists(VALUES, max_size=2) | st.dictionaries(st.sampled_from(["type", "x"]), VALUES)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))
+def test_no_recipe_however_wrong_is_answered_with_anything_but_its_faults(
+    settings: dict[tuple[str, ...], object],
+) -> None:
+    recipe = tree()
+    for path, value in settings.items():
+        node = recipe
+        for part in path[:-1]:
+            child = node.get(part)
+            node[part] = node = child if isinstance(child, dict) else {}
+        node[path[-1]] = value
+    found = faults(recipe)
+    assert all(line and "\n" not in line for line in found)
+    assert len(set(found)) == len(found)
+
+
+def test_a_faulty_recipe_is_refused_without_starting_anything() -> None:
+    code = (
+        "import sys, threading\n"
+        "from headrace.config import parse_config\n"
+        "from headrace.errors import ConfigError\n"
+        "try:\n    parse_config({'seed': -1})\n"
+        "except ConfigError as error:\n    print(len(error.problems), threading.active_count())\n"
+        "print('multiprocessing' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["5", "1", "False"]
