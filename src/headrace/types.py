@@ -143,7 +143,10 @@ class Rollout:
 
 
 class Outcome(StrEnum):
-    """How a verification ended. INFRA is our own failure, never the policy's."""
+    """How a verification ended. INFRA is our own failure, never the policy's.
+
+    ABSTAIN: a reward function declined to score, which is no failure.
+    """
 
     PASS = "pass"  # noqa: S105 - an outcome, not a password
     WRONG = "wrong"
@@ -154,6 +157,7 @@ class Outcome(StrEnum):
     OUTPUT_LIMIT = "output_limit"
     VIOLATION = "violation"
     INFRA = "infra"
+    ABSTAIN = "abstain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +245,7 @@ class WeightUpdate:
     tensors: Mapping[str, torch.Tensor]
     """Hugging Face parameter name -> tensor. Valid only until ``update_weights`` returns."""
     checksum: int
-    """``weight_sync.checksum`` of ``tensors``; the receiver must arrive at the same number."""
+    """``models.weights.checksum`` of ``tensors``; the receiver must arrive at the same number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

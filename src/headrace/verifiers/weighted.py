@@ -1,0 +1,155 @@
+"""The weighted sum of components: the one Verifier a run has.
+
+Owns: a reward is the whole sum or None, never a part of it; a cut-off completion is 0 where the
+component requires a stop; every component's own reward is kept. Stops the run when too many
+rollouts in a row could not be scored. What a completion is worth is decided in the components.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.errors import VerifierFailure
+from headrace.types import FinishReason, Outcome, Prompt, Rollout, RolloutGroup, Verdict
+from headrace.verifiers.component import Component, Score
+
+_LOG = logging.getLogger(__name__)
+_MAX_REWARD = 1e9  # of a Verdict, either sign
+_ROUNDING = 1e-9  # 0.1 + 0.2 + 0.7 reaches a threshold of 1
+_WORST_FIRST = (
+    Outcome.INFRA,
+    Outcome.VIOLATION,
+    Outcome.OOM,
+    Outcome.TIMEOUT_WALL,
+    Outcome.TIMEOUT_CPU,
+    Outcome.OUTPUT_LIMIT,
+    Outcome.RUNTIME,
+    Outcome.ABSTAIN,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedComponent:
+    """A component and its part in the sum."""
+
+    component: Component
+    weight: float
+    require_stop: bool
+
+
+class WeightedVerifier:
+    """Scores each rollout of a group with every component, all side by side."""
+
+    def __init__(
+        self,
+        components: Mapping[str, WeightedComponent],
+        *,
+        pass_threshold: float,
+        max_failed_share: float,
+        window: int,
+    ) -> None:
+        """``window``: rollouts of one batch; the share of failures is of the last so many."""
+        self._components = dict(components)
+        self._name = "+".join(self._components)
+        self._pass_threshold = pass_threshold
+        self._max_failed_share = max_failed_share
+        self._failures: deque[bool] = deque(maxlen=window)
+        self._first_failure: tuple[str, str] | None = None
+
+    async def score(self, group: RolloutGroup) -> tuple[Verdict, ...]:
+        """Return one verdict for each rollout, in order.
+
+        Raises VerifierFailure when more than ``max_failed_share`` of the last ``window`` rollouts
+        could not be scored.
+        """
+        scores = await asyncio.gather(
+            *(self._score(group.prompt, rollout) for rollout in group.rollouts)
+        )
+        for rollout_scores in scores:
+            self._count(rollout_scores)
+        self._check_failures()
+        return tuple(self._verdict(rollout_scores) for rollout_scores in scores)
+
+    async def close(self) -> None:
+        """End every process. Idempotent."""
+        await asyncio.gather(*(part.component.close() for part in self._components.values()))
+
+    async def _score(self, prompt: Prompt, rollout: Rollout) -> dict[str, Score]:
+        scores = await asyncio.gather(
+            *(
+                _score_component(part, prompt, rollout.text, rollout.finish_reason)
+                for part in self._components.values()
+            )
+        )
+        return dict(zip(self._components, scores, strict=True))
+
+    def _verdict(self, scores: Mapping[str, Score]) -> Verdict:
+        reward = self._sum(scores)
+        detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items())
+        components = {name: score.reward for name, score in scores.items()}
+        if reward is not None and abs(reward) >= _MAX_REWARD:
+            detail = f"the weighted sum {reward:g} is out of range; lower the weights ({detail})"
+            outcome, reward = Outcome.RUNTIME, None
+        elif reward is not None:
+            passed = reward >= self._pass_threshold - _ROUNDING
+            outcome = Outcome.PASS if passed else Outcome.WRONG
+        else:
+            missing = {score.outcome for score in scores.values() if score.reward is None}
+            outcome = next(outcome for outcome in _WORST_FIRST if outcome in missing)
+        return Verdict(
+            outcome=outcome,
+            reward=reward,
+            verifier=self._name,
+            components=components,
+            detail=detail,
+        )
+
+    def _sum(self, scores: Mapping[str, Score]) -> float | None:
+        """Return the sum, or None as soon as one component has no reward."""
+        terms = []
+        for name, score in scores.items():
+            if score.reward is None:
+                return None
+            terms.append(self._components[name].weight * score.reward)
+        return math.fsum(terms)
+
+    def _count(self, scores: Mapping[str, Score]) -> None:
+        failed = [(name, score) for name, score in scores.items() if score.failed]
+        self._failures.append(bool(failed))
+        if failed and self._first_failure is None:
+            name, score = failed[0]
+            self._first_failure = (f"{name}: {score.detail}", score.traceback)
+            _LOG.warning("a rollout could not be scored: %s: %s", name, score.detail)
+
+    def _check_failures(self) -> None:
+        full = len(self._failures) == self._failures.maxlen
+        num_failed = sum(self._failures)
+        if not full or num_failed <= self._max_failed_share * len(self._failures):
+            return
+        assert self._first_failure is not None
+        detail, traceback = self._first_failure
+        msg = (
+            f"{num_failed} of the last {len(self._failures)} rollouts could not be scored "
+            f"(verifier.max_failed_share = {self._max_failed_share:g}); the first: {detail}"
+        )
+        raise VerifierFailure(f"{msg}\n{traceback}".rstrip())
+
+
+async def _score_component(
+    part: WeightedComponent, prompt: Prompt, completion: str, finish_reason: FinishReason
+) -> Score:
+    match finish_reason:
+        case "abort":
+            # Taken back by us: whatever it says so far is not the policy's last word.
+            detail = "the rollout was taken back unfinished"
+            return Score(outcome=Outcome.INFRA, reward=None, detail=detail)
+        case "length" if part.require_stop:
+            detail = "cut off by the token limit (require_stop)"
+            return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)
+        case _:
+            return await part.component.score(prompt, completion)

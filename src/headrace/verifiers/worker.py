@@ -1,0 +1,93 @@
+"""The program inside a worker process: takes jobs from a pipe, one at a time, and answers.
+
+Started by `process_pool` as ``python -m headrace.verifiers.worker SETTINGS``. Owns: nothing that
+runs here can write into the channel by printing, and the process ends with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+from headrace.errors import ConfigError
+from headrace.verifiers import frames
+
+Handler = Callable[[frames.Message], frames.Message]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(settings: frames.Message) -> None:
+    """Answer jobs until the parent closes the pipe, or until a job runs out of memory."""
+    requests, replies = _take_channel()
+    _die_with_parent()
+    _limit_memory(settings["memory_mib"])
+    try:
+        handler = _handler(settings["kind"], settings["target"])
+    except ConfigError as error:
+        _send(replies, {"ready": False, "detail": str(error)})
+        return
+    _send(replies, {"ready": True})
+    while (job := frames.read(requests)) is not None:
+        try:
+            reply = handler(job)
+        except MemoryError:
+            # What is left of the heap cannot be trusted: say so and end.
+            _send(replies, {"status": "oom", "detail": "out of memory; its process was ended"})
+            return
+        _send(replies, reply)
+
+
+def _handler(kind: str, target: str) -> Handler:
+    """Import what a kind of job needs; only the worker of that kind pays for it."""
+    match kind:
+        case "math":
+            from headrace.verifiers import grading  # noqa: PLC0415 - sympy takes a second
+
+            return grading.handle
+        case "function":
+            from headrace.verifiers import calling  # noqa: PLC0415 - runs the user's module
+
+            return calling.load(target)
+        case _:
+            msg = f"unknown kind of worker {kind!r}"
+            raise AssertionError(msg)
+
+
+def _take_channel() -> tuple[BinaryIO, BinaryIO]:
+    """Move the pipes away from 0 and 1: input becomes empty, and prints go to standard error."""
+    requests, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent ends, so that an endless loop ends too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _limit_memory(mebibytes: int) -> None:
+    limit = mebibytes * 1024 * 1024
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _send(replies: BinaryIO, message: frames.Message) -> None:
+    replies.write(frames.encode(message))
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
