@@ -23,7 +23,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
     rows, length, heads, width = query.shape
     kv_heads = key.shape[2]
     repeats = heads // kv_heads
-    folded = query.unflatten(2, (kv_heads, repeats)).permute(0, 2, 3, 1, 4)
+    folded = query.reshape(rows, length, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(rows, kv_heads, repeats * length, width)
     if mask is not None:
         mask = mask.unsqueeze(1).repeat(1, 1, repeats, 1)
@@ -62,8 +62,8 @@ class Padding:
     def pad(self, packed: Tensor) -> Tensor:
         """Return [B, L, ...] of ``packed`` [N, ...]; padding cells hold some finite row."""
         if self._is_full:
-            return packed[self._span].unflatten(0, self.shape)
-        return packed.index_select(0, self._gather).unflatten(0, self.shape)
+            return packed[self._span].reshape(*self.shape, *packed.shape[1:])
+        return packed.index_select(0, self._gather).reshape(*self.shape, *packed.shape[1:])
 
     def unpad(self, padded: Tensor) -> Tensor:
         """Return the real rows of ``padded`` [B, L, ...] as [sum(lengths), ...]."""
@@ -97,4 +97,4 @@ class PackedCausal:
 
 def positions_of(lengths: Sequence[int]) -> Tensor:
     """Return [N]: 0, 1, ... within each packed sequence."""
-    return torch.cat([torch.arange(length) for length in lengths]) if lengths else torch.empty(0).long()
+    return torch.cat([torch.arange(length) for length in (*lengths, 0)])

@@ -59,14 +59,23 @@ class Decoder(nn.Module):
 
 
 class _Body(nn.Module):
+    rope_cos: Tensor
+    rope_sin: Tensor
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.register_buffer("rope_cos", torch.empty(0), persistent=False)
+        self.register_buffer("rope_sin", torch.empty(0), persistent=False)
+        self.fill_rope(config)
+
+    def fill_rope(self, config: DecoderConfig) -> None:
+        """Compute the rotary tables; `to_empty` loses them, since no checkpoint holds them."""
+        device, dtype = self.embed_tokens.weight.device, self.embed_tokens.weight.dtype
         cos, sin = rope_table(config)
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
+        self.rope_cos, self.rope_sin = cos.to(device, dtype), sin.to(device, dtype)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         hidden = self.embed_tokens(input_ids)

@@ -56,8 +56,9 @@ class DecoderConfig:
         """Read the dictionary of a ``config.json``. Raises ModelError naming ``origin``."""
         family = _family(config, origin)
         _refuse_unsupported(config, origin)
-        num_layers, num_heads = _int(config, "num_hidden_layers", origin), _int(
-            config, "num_attention_heads", origin
+        num_layers, num_heads = (
+            _int(config, "num_hidden_layers", origin),
+            _int(config, "num_attention_heads", origin),
         )
         hidden_size = _int(config, "hidden_size", origin)
         attention_bias = bool(config.get("attention_bias", False))
@@ -115,7 +116,7 @@ def _int(config: Mapping[str, Any], key: str, origin: str) -> int:
 
 
 def _rope_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes ``rope_parameters``; earlier ones ``rope_theta`` and ``rope_scaling``."""
+    """Return what transformers 5 calls ``rope_parameters`` and earlier ones ``rope_scaling``."""
     section = config.get("rope_parameters") or config.get("rope_scaling") or {}
     assert isinstance(section, Mapping)
     return section
@@ -149,9 +150,7 @@ def _rope_scaling(config: Mapping[str, Any], origin: str) -> RopeScaling:
             raise ModelError(msg)
 
 
-def _windows(
-    config: Mapping[str, Any], family: Family, num_layers: int
-) -> tuple[int | None, ...]:
+def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int | None, ...]:
     window = config.get("sliding_window")
     if family == "llama" or window is None:
         return (None,) * num_layers

@@ -1,0 +1,30 @@
+"""`headrace bench NAME`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli.options import AsJson
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="Which measurement; `list` names them all.")],
+    against: Annotated[
+        str | None, typer.Option(help="A peer to measure in the same run, such as trl.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Measure something on this machine and print its figures."""
+    from headrace.bench import BENCHMARKS, run_benchmark
+
+    if name == "list":
+        for known, benchmark in BENCHMARKS.items():
+            typer.echo(f"{known:12} {benchmark.summary}")
+        return
+    result = run_benchmark(name, against, progress=lambda line: sys.stderr.write(f"{line}\n"))
+    typer.echo(json.dumps(result.to_json()) if as_json else result.table())

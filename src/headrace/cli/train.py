@@ -1,0 +1,67 @@
+"""`headrace train RECIPE`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.options import Overrides, Recipe
+
+if TYPE_CHECKING:
+    from headrace.controller import RunOutcome
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory of the run [default: runs/NAME].")
+    ] = None,
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+) -> None:
+    """Train to the end and write the report.
+
+    Ctrl-C once finishes the step, writes a checkpoint and exits; twice stops at once, and the last
+    checkpoint stays as it is.
+    """
+    from headrace.config import load_config
+    from headrace.recipes import find_recipe
+    from headrace.runtime.preflight import preflight
+
+    config = load_config(find_recipe(recipe), overrides or ())
+    directory = output or Path("runs") / config.name
+    found = preflight(config)
+    for note in found.notes:
+        sys.stderr.write(f"note: {note}\n")
+    prepared = found.require()
+
+    from headrace.runtime.interrupts import run_interruptibly
+    from headrace.runtime.local import LocalRun
+
+    outcome = run_interruptibly(LocalRun(prepared=prepared, output=directory, resume=resume))
+    if outcome is None:
+        sys.stderr.write(f"stopped at once; {_how_to_resume(recipe, directory, overrides)}\n")
+        sys.exit(130)
+    _say_how_it_ended(outcome, recipe, directory, overrides)
+
+
+def _say_how_it_ended(
+    outcome: RunOutcome, recipe: str, directory: Path, overrides: list[str] | None
+) -> None:
+    if outcome.stopped_early:
+        typer.echo(
+            f"stopped after step {outcome.num_steps_done}, checkpoint written; "
+            f"{_how_to_resume(recipe, directory, overrides)}"
+        )
+    else:
+        typer.echo(f"done: {outcome.num_steps_done} steps, policy version {outcome.policy_version}")
+    typer.echo(f"report: {(directory / 'report.html').absolute()}")
+
+
+def _how_to_resume(recipe: str, directory: Path, overrides: list[str] | None) -> str:
+    settings = "".join(f" --set {override}" for override in overrides or ())
+    return f"go on with: headrace train {recipe}{settings} --output {directory} --resume"

@@ -1,0 +1,389 @@
+"""The controller: the loops of a run. Knows roles and records, no torch, no runtime.
+
+    _generate_loop   waits for free slots (unblocked by _learn_loop releasing, or a dropped group);
+                     draws prompts, has them generated, and starts a _score task for each group
+    _score           waits for verdicts (the verifier has a deadline); delivers or drops
+    _learn_loop      waits for a batch (unblocked by _score); step, publish, settle, evaluate,
+                     checkpoint, release. The only loop that may end the run
+    _watch           says what is being waited for when nothing has moved for a while
+
+Owns invariant 9, and the order that makes 7 hold: weights are published before a step is settled,
+and slots are freed last, so that a group admitted afterwards is born fresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from headrace.buffer import RolloutBuffer, Ticket
+from headrace.data import Draw, Ledger, PromptStream
+from headrace.errors import HeadraceError, RunError
+from headrace.monitors import EvaluationMode, evaluation_metrics, rollout_metrics
+from headrace.roles import Generator, Learner, Monitor, Verifier, WeightSync
+from headrace.types import (
+    EvaluationRecord,
+    GenerationRequest,
+    Outcome,
+    Prompt,
+    RolloutGroup,
+    RunEvent,
+    SamplingParams,
+    StepRecord,
+    StepResult,
+    derive_seed,
+)
+
+WATCH_SECONDS = 60.0
+"""How long nothing may arrive before the controller names what it waits for."""
+
+
+class Checkpoints(Protocol):
+    """Where checkpoints go."""
+
+    async def save(
+        self, step: int, policy_version: int, write: Callable[[Path], Awaitable[None]]
+    ) -> object:
+        """Let ``write`` fill a directory and make it durable. Raises CheckpointError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPlan:
+    """What is measured on held-out prompts, and when."""
+
+    prompts: Sequence[Prompt]
+    every: int
+    modes: Mapping[EvaluationMode, tuple[int, SamplingParams]]
+    """Mode -> rollouts of each prompt and how they are sampled."""
+    pass_at_k: tuple[int, ...]
+    pass_threshold: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The numbers of a run."""
+
+    seed: int
+    num_steps: int
+    """Training stops after this step, or earlier when the prompts are exhausted."""
+    groups_per_step: int
+    group_size: int
+    sampling: SamplingParams
+    checkpoint_every: int
+    start_step: int = 0
+    """Steps done before this process: 0, or those of the checkpoint resumed from."""
+    start_version: int = 0
+    evaluation: EvaluationPlan | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The roles and stores that a runtime has placed."""
+
+    generator: Generator
+    verifier: Verifier
+    learner: Learner
+    weight_sync: WeightSync
+    monitor: Monitor
+    buffer: RolloutBuffer
+    stream: PromptStream
+    ledger: Ledger
+    checkpoints: Checkpoints
+
+
+@dataclass(slots=True, kw_only=True)
+class RunOutcome:
+    """How a run ended."""
+
+    num_steps_done: int
+    policy_version: int
+    stopped_early: bool
+    """`request_stop` ended it before its last step."""
+
+
+@dataclass(slots=True)
+class _Timing:
+    """Seconds of the step in progress, and prompts dropped since the last one."""
+
+    generate: float = 0.0
+    score: float = 0.0
+    dropped: dict[str, str] = field(default_factory=dict)
+
+
+class Controller:
+    """Runs one training run to its end."""
+
+    def __init__(self, plan: Plan, parts: Parts) -> None:
+        self._plan = plan
+        self._parts = parts
+        self._stop_requested = False
+        self._step_done = plan.start_step
+        self._policy_version = plan.start_version
+        self._checkpointed_step = plan.start_step
+        self._timing = _Timing()
+        self._in_flight: dict[Ticket, str] = {}
+        self._last_arrival = time.monotonic()
+
+    def request_stop(self) -> None:
+        """End after the step in progress, with a checkpoint."""
+        self._stop_requested = True
+
+    async def run(self) -> RunOutcome:
+        """Publish the first weights, train, and return. Raises the first cause of a failure."""
+        # Before the first rollout: a broken path fails here, and a resumed run starts fresh.
+        await self._parts.weight_sync.publish(self._policy_version)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                others = [
+                    tasks.create_task(self._generate_loop(tasks), name="generate"),
+                    tasks.create_task(self._watch(), name="watch"),
+                ]
+                await self._learn_loop()
+                for task in others:
+                    task.cancel()
+        except* HeadraceError as failures:
+            raise _first_cause(failures) from failures
+        return RunOutcome(
+            num_steps_done=self._step_done,
+            policy_version=self._policy_version,
+            stopped_early=self._stop_requested and self._step_done < self._plan.num_steps,
+        )
+
+    async def _generate_loop(self, tasks: asyncio.TaskGroup) -> None:
+        """Waits for free slots; unblocked by ``_learn_loop`` and by dropped groups."""
+        while True:
+            tickets = await self._parts.buffer.reserve(self._plan.groups_per_step)
+            draws = [draw for _ in tickets if (draw := self._parts.stream.draw()) is not None]
+            for ticket in tickets[len(draws) :]:
+                await self._parts.buffer.drop(ticket)
+            if not draws:
+                await self._parts.buffer.close_admission()
+                return
+            await self._wave(tasks, dict(zip(tickets, draws, strict=False)))
+
+    async def _wave(self, tasks: asyncio.TaskGroup, draws: Mapping[Ticket, Draw]) -> None:
+        """Generate one wave of groups, each scored as soon as it is whole.
+
+        Refills wait for the whole wave: what is generated together must not depend on how fast a
+        verifier answers, or a synchronous run would not repeat.
+        """
+        began = time.monotonic()
+        tickets = {draw.group_id: ticket for ticket, draw in draws.items()}
+        self._in_flight.update({ticket: draw.group_id for ticket, draw in draws.items()})
+        scoring = []
+        async for group in self._parts.generator.generate(
+            [self._request(d) for d in draws.values()]
+        ):
+            self._last_arrival = time.monotonic()
+            scoring.append(tasks.create_task(self._score(tickets[group.group_id], group)))
+        generated = time.monotonic()
+        await asyncio.gather(*scoring)
+        self._timing.generate += generated - began
+        self._timing.score += time.monotonic() - generated
+
+    def _request(self, draw: Draw) -> GenerationRequest:
+        return GenerationRequest(
+            group_id=draw.group_id,
+            prompt=draw.prompt,
+            group_size=self._plan.group_size,
+            sampling=self._plan.sampling,
+            seed=derive_seed(self._plan.seed, "generator", draw.group_id),
+        )
+
+    async def _score(self, ticket: Ticket, group: RolloutGroup) -> None:
+        """Deliver a group with verdicts, or drop it with the reason.
+
+        Two scored rollouts are the least that can be compared with each other.
+        """
+        scored = group.scored(await self._parts.verifier.score(group))
+        self._last_arrival = time.monotonic()
+        self._in_flight.pop(ticket, None)
+        num_scored = sum(reward is not None for reward in scored.rewards)
+        if num_scored >= min(2, group.group_size):
+            await self._parts.buffer.deliver(ticket, scored)
+            return
+        reason = _failure_reason(scored)
+        self._timing.dropped[group.group_id] = reason
+        self._event("dropped", f"group {group.group_id} dropped: {reason}")
+        await self._parts.buffer.drop(ticket)
+
+    async def _learn_loop(self) -> None:
+        """Waits for a full batch; unblocked by ``_score``. The only loop that may end the run."""
+        if self._plan.start_step == 0:
+            await self._evaluate()
+        while self._step_done < self._plan.num_steps and not self._stop_requested:
+            began, self._timing = time.monotonic(), _Timing()
+            groups = await self._parts.buffer.take_batch(lambda: self._policy_version)
+            if not groups:
+                break
+            await self._train(groups, began)
+            if self._is_due(self._evaluation_every):
+                await self._evaluate()
+            if self._is_due(self._plan.checkpoint_every):
+                await self._checkpoint()
+            # Last: what is admitted after this line is generated with the published weights.
+            await self._parts.buffer.release(len(groups))
+        if self._step_done > self._checkpointed_step:
+            await self._checkpoint()
+
+    @property
+    def _evaluation_every(self) -> int:
+        return self._plan.evaluation.every if self._plan.evaluation else self._plan.num_steps
+
+    def _is_due(self, every: int) -> bool:
+        return self._step_done % every == 0 or self._step_done == self._plan.num_steps
+
+    async def _train(self, groups: Sequence[RolloutGroup], began: float) -> None:
+        """One step: update, publish, settle, tell."""
+        learning = time.monotonic()
+        result = await self._parts.learner.step(groups)
+        publishing = time.monotonic()
+        if result.num_updates:
+            await self._parts.weight_sync.publish(result.policy_version)
+        ended = time.monotonic()
+        staleness = self._staleness(groups)
+        self._policy_version = result.policy_version
+        self._step_done += 1
+        self._parts.ledger.settle(
+            self._step_done, [group.group_id for group in groups], self._timing.dropped
+        )
+        seconds = {
+            "generate": self._timing.generate,
+            "score": self._timing.score,
+            "update": publishing - learning,
+            "publish": ended - publishing,
+            "step": ended - began,
+        }
+        self._report(groups, result, seconds, staleness)
+
+    def _staleness(self, groups: Sequence[RolloutGroup]) -> int:
+        """Return the largest staleness in the batch, when it was taken."""
+        versions = [group.oldest_version for group in groups]
+        return max((self._policy_version - v for v in versions if v is not None), default=0)
+
+    def _report(
+        self,
+        groups: Sequence[RolloutGroup],
+        result: StepResult,
+        seconds: Mapping[str, float],
+        staleness: int,
+    ) -> None:
+        metrics = rollout_metrics(groups)
+        tokens = metrics.get("generator/tokens/num_completion_tokens", 0.0)
+        rollouts = sum(group.group_size for group in groups)
+        metrics |= {f"controller/time/{name}_seconds": value for name, value in seconds.items()}
+        metrics |= {
+            "generator/throughput/tokens_per_second": tokens / max(seconds["generate"], 1e-9),
+            "generator/throughput/rollouts_per_second": rollouts / max(seconds["step"], 1e-9),
+            "learner/staleness/max": float(staleness),
+            "verifier/groups/num_dropped": float(len(self._timing.dropped)),
+        }
+        self._parts.monitor.on_step(
+            StepRecord(
+                step=self._step_done,
+                num_steps=self._plan.num_steps,
+                policy_version=result.policy_version,
+                metrics=metrics | dict(result.metrics),
+                groups=tuple(groups),
+            )
+        )
+
+    async def _evaluate(self) -> None:
+        plan = self._plan.evaluation
+        if plan is None:
+            return
+        began = time.monotonic()
+        parts = self._parts
+        groups, metrics = await evaluate_prompts(
+            plan, parts.generator, parts.verifier, self._plan.seed
+        )
+        metrics["controller/time/eval_seconds"] = time.monotonic() - began
+        parts.monitor.on_evaluation(
+            EvaluationRecord(
+                step=self._step_done,
+                policy_version=self._policy_version,
+                metrics=metrics,
+                groups=tuple(groups),
+            )
+        )
+
+    async def _checkpoint(self) -> None:
+        if self._checkpointed_step == self._step_done:
+            return
+        step = self._step_done
+        await self._parts.checkpoints.save(step, self._policy_version, self._parts.learner.save)
+        self._checkpointed_step = step
+        self._event("checkpoint", f"checkpoint written at step {step}")
+
+    async def _watch(self) -> None:
+        """Every so often, say what is missing if nothing arrived. Ended by `run`."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            silence = time.monotonic() - self._last_arrival
+            if self._in_flight and silence > WATCH_SECONDS:
+                missing = ", ".join(sorted(self._in_flight.values())[:5])
+                self._event(
+                    "waiting",
+                    f"nothing arrived for {silence:.0f} s; {len(self._in_flight)} groups are "
+                    f"missing, among them {missing}",
+                )
+
+    def _event(self, kind: str, message: str) -> None:
+        self._parts.monitor.on_event(RunEvent(kind=kind, step=self._step_done, message=message))
+
+
+async def evaluate_prompts(
+    plan: EvaluationPlan, generator: Generator, verifier: Verifier, seed: int
+) -> tuple[list[RolloutGroup], dict[str, float]]:
+    """Generate and score every held-out prompt in every mode; return groups and metrics."""
+    groups: list[RolloutGroup] = []
+    metrics: dict[str, float] = {}
+    for mode, (count, sampling) in plan.modes.items():
+        requests = [
+            GenerationRequest(
+                group_id=f"eval/{mode}/{prompt.prompt_id}",
+                prompt=prompt,
+                group_size=count,
+                sampling=sampling,
+                # The same at every evaluation, so that two of them differ by the policy alone.
+                seed=derive_seed(seed, "eval", mode, prompt.prompt_id),
+            )
+            for prompt in plan.prompts
+        ]
+        scored = await _generate_and_score(requests, generator, verifier)
+        pass_at_k = (1,) if mode == "greedy" else plan.pass_at_k
+        metrics |= evaluation_metrics(scored, mode, pass_at_k, plan.pass_threshold)
+        groups += scored
+    return groups, metrics
+
+
+async def _generate_and_score(
+    requests: Sequence[GenerationRequest], generator: Generator, verifier: Verifier
+) -> list[RolloutGroup]:
+    """Return the scored groups in the order of ``requests``."""
+    groups = {group.group_id: group async for group in generator.generate(requests)}
+    ordered = [groups[request.group_id] for request in requests]
+    verdicts = await asyncio.gather(*(verifier.score(group) for group in ordered))
+    return [group.scored(v) for group, v in zip(ordered, verdicts, strict=True)]
+
+
+def _failure_reason(group: RolloutGroup) -> str:
+    """Name why a group has too few verdicts: the most telling detail among them."""
+    assert group.verdicts is not None
+    details = [v.detail for v in group.verdicts if v.reward is None and v.detail]
+    infra = sum(v.outcome is Outcome.INFRA for v in group.verdicts)
+    detail = details[0] if details else "no reason given"
+    return f"too few verdicts ({infra} of {group.group_size} were failures of ours): {detail}"
+
+
+def _first_cause(failures: BaseExceptionGroup[HeadraceError]) -> HeadraceError:
+    """Return the failure that came first: the others followed from it."""
+    first: BaseException = failures
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, HeadraceError) else RunError(repr(first))

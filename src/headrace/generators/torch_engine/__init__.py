@@ -1,0 +1,1 @@
+"""The parts of the torch engine: policy, accounting, record, execution, and the step."""

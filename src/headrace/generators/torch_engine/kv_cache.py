@@ -1,0 +1,63 @@
+"""Keys and values of the running rollouts, one slot each.
+
+Slots 0 .. n-1 are the running ones, always without a gap, so a decode step reads one contiguous
+view and no slot is ever gathered. Owns the invariant that a slot holds exactly the keys and values
+of its rollout's tokens, under the weights that computed them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.models.decoder_config import DecoderConfig
+
+
+class KVCache:
+    """[slots, kv_heads, length, head_dim] per layer, growing in both directions when asked."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        self.device = device
+        self._options = {"dtype": dtype, "device": device}
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self.num_slots = 0
+        self.length = 0
+
+    def ensure(self, num_slots: int, length: int) -> None:
+        """Make room for ``num_slots`` slots of ``length`` tokens, keeping what is there."""
+        if num_slots <= self.num_slots and length <= self.length:
+            return
+        slots, width = max(num_slots, self.num_slots), max(length, self.length)
+        config = self._config
+        shape = (slots, config.num_kv_heads, width, config.head_dim)
+        layers = range(config.num_layers)
+        self._keys = [self._grown(layer, self._keys, shape) for layer in layers]
+        self._values = [self._grown(layer, self._values, shape) for layer in layers]
+        self.num_slots, self.length = slots, width
+
+    def _grown(self, layer: int, old: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+        # Zeros, not empty: a masked cell must be finite, or 0 * NaN would leak.
+        new = torch.zeros(shape, **self._options)  # type: ignore[call-overload]
+        if old:
+            new[: self.num_slots, :, : self.length] = old[layer]
+        assert isinstance(new, Tensor)
+        return new
+
+    def view(self, layer: int, num_slots: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values [num_slots, kv_heads, length, head_dim], not copied."""
+        return (
+            self._keys[layer][:num_slots, :, :length],
+            self._values[layer][:num_slots, :, :length],
+        )
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` tokens of slot ``source`` over slot ``target``."""
+        for tensor in (*self._keys, *self._values):
+            tensor[target, :, :length] = tensor[source, :, :length]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))

@@ -1,0 +1,266 @@
+"""TorchLearner: the Learner role on one device.
+
+fp32 master weights, AdamW, one global denominator a minibatch. Owns invariant 10 (a non-finite
+gradient changes nothing and is counted; several in a row stop the run) and counts what it leaves
+out because it cannot change the gradient. All torch work runs on one thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from headrace.config import RunConfig
+from headrace.errors import DivergedError, NoSignalError
+from headrace.learners.loss import LossSums, microbatch_loss, token_logprobs
+from headrace.learners.optimizer import (
+    UpdateOutcome,
+    apply_update,
+    build_optimizer,
+    learning_rate,
+)
+from headrace.learners.packing import Microbatch, Selection, microbatches, select
+from headrace.learners.state import LearnerCounters, load_state, save_state
+from headrace.models.decoder import Decoder
+from headrace.types import RolloutGroup, StepResult
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySource:
+    """Where the policy comes from, for writing it back as a complete Hugging Face directory."""
+
+    directory: Path
+    hf_config: Mapping[str, Any]
+
+
+class TorchLearner:
+    """Updates one decoder."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        source: PolicySource,
+        config: RunConfig,
+        *,
+        num_updates: int,
+        compute_dtype: torch.dtype = torch.float32,
+        export_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """``num_updates`` is the run's planned total, for the schedule."""
+        assert all(parameter.dtype == torch.float32 for parameter in decoder.parameters())
+        self._decoder = decoder
+        self._source = source
+        self._config = config
+        self._num_updates = num_updates
+        self._compute_dtype, self._export_dtype = compute_dtype, export_dtype
+        self._device = decoder.output_weight.device
+        self._parameters = list(decoder.parameters())
+        self._optimizer = build_optimizer(decoder.named_parameters(), config.learner.optimizer)
+        self._reference = _frozen(decoder) if config.objective.kl_coefficient > 0 else None
+        self._counters = LearnerCounters()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    async def step(self, groups: Sequence[RolloutGroup]) -> StepResult:
+        """See `Learner`."""
+        return await self._on_thread(lambda: self._step(groups))
+
+    async def save(self, directory: Path) -> None:
+        """See `Learner`: the policy under ``hf/``, optimizer and counters beside it."""
+        await self._on_thread(
+            lambda: save_state(
+                directory,
+                self._decoder,
+                self._optimizer,
+                self._counters,
+                hf_config=self._source.hf_config,
+                source_directory=self._source.directory,
+            )
+        )
+
+    async def load(self, directory: Path) -> int:
+        """See `Learner`."""
+        self._counters = await self._on_thread(
+            lambda: load_state(directory, self._decoder, self._optimizer)
+        )
+        return self._counters.policy_version
+
+    async def close(self) -> None:
+        """See `Learner`."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def export(self) -> Mapping[str, Tensor]:
+        """Return name -> weight in the generators' dtype; fp32 is by reference, never a copy."""
+        return await self._on_thread(
+            lambda: {
+                name: parameter.detach().to(self._export_dtype)
+                for name, parameter in self._decoder.named_parameters()
+            }
+        )
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer updates made so far."""
+        return self._counters.policy_version
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _step(self, groups: Sequence[RolloutGroup]) -> StepResult:
+        plans = [self._plan(part) for part in _parts(groups, self._config.learner.num_minibatches)]
+        if len(plans) > 1 and self._config.objective.proximal == "recompute":
+            self._recompute_proximal([batch for _, batches in plans for batch in batches])
+        sums, outcomes = LossSums(), []
+        for _, batches in plans:
+            if batches:
+                sums.add(self._accumulate(batches))
+                outcomes.append(self._update())
+        self._judge(groups, outcomes)
+        return StepResult(
+            policy_version=self._counters.policy_version,
+            num_updates=sum(outcome.applied for outcome in outcomes),
+            metrics=self._metrics([selection for selection, _ in plans], sums, outcomes),
+        )
+
+    def _plan(self, groups: Sequence[RolloutGroup]) -> tuple[Selection, list[Microbatch]]:
+        config = self._config
+        selection = select(
+            groups,
+            estimator=config.objective.advantage,
+            aggregation=config.objective.aggregation,
+            max_tokens=config.sampling.max_tokens,
+            # A KL term pulls on every rollout, whatever its group's spread.
+            keep_no_spread=self._reference is not None,
+        )
+        budget = config.learner.max_tokens_per_microbatch
+        return selection, microbatches(selection.groups, max_tokens=budget, device=self._device)
+
+    def _logprobs(self, decoder: Decoder, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        with self._autocast():
+            return token_logprobs(decoder, batch, self._config.sampling.temperature)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self._compute_dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self._compute_dtype)
+
+    @torch.no_grad()
+    def _recompute_proximal(self, batches: Sequence[Microbatch]) -> None:
+        for batch in batches:
+            batch.proximal_logprobs, _ = self._logprobs(self._decoder, batch)
+
+    def _accumulate(self, batches: Sequence[Microbatch]) -> LossSums:
+        """Add up the gradients of one minibatch."""
+        total = LossSums()
+        for batch in batches:
+            logprobs, entropy = self._logprobs(self._decoder, batch)
+            loss, sums = microbatch_loss(
+                batch, logprobs, entropy, self._config.objective, self._reference_logprobs(batch)
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
+            total.add(sums)
+        return total
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: Microbatch) -> Tensor | None:
+        return None if self._reference is None else self._logprobs(self._reference, batch)[0]
+
+    def _update(self) -> UpdateOutcome:
+        optimizer = self._config.learner.optimizer
+        outcome = apply_update(
+            self._optimizer,
+            self._parameters,
+            max_norm=optimizer.max_gradient_norm,
+            learning_rate=learning_rate(
+                optimizer, self._counters.policy_version, self._num_updates
+            ),
+        )
+        self._counters.policy_version += outcome.applied
+        return outcome
+
+    def _judge(self, groups: Sequence[RolloutGroup], outcomes: Sequence[UpdateOutcome]) -> None:
+        """Count steps that changed nothing, and stop when they keep coming."""
+        counters, limits = self._counters, self._config.learner
+        counters.num_no_signal = 0 if outcomes else counters.num_no_signal + 1
+        all_failed = bool(outcomes) and not any(outcome.applied for outcome in outcomes)
+        counters.num_nonfinite = counters.num_nonfinite + 1 if all_failed else 0
+        if counters.num_nonfinite >= limits.max_nonfinite_steps:
+            msg = (
+                f"the gradient was not finite {counters.num_nonfinite} steps in a row "
+                f"(last norm {outcomes[-1].gradient_norm}); the weights are those of version "
+                f"{counters.policy_version}. Lower learner.optimizer.learning_rate, or look at the "
+                "rollouts of the last steps with `headrace inspect`"
+            )
+            raise DivergedError(msg)
+        if counters.num_no_signal >= limits.max_no_signal_steps:
+            msg = (
+                f"{counters.num_no_signal} steps in a row had no group with a spread of rewards: "
+                f"{_reasons(groups)}. Nothing can be learned from them; choose easier or harder "
+                "prompts, a larger group_size or a higher sampling.temperature"
+            )
+            raise NoSignalError(msg)
+
+    def _metrics(
+        self, selections: Sequence[Selection], sums: LossSums, outcomes: Sequence[UpdateOutcome]
+    ) -> dict[str, float]:
+        rewards = [reward for selection in selections for reward in selection.trained_rewards]
+        metrics = {
+            "learner/groups/num_no_spread": float(sum(s.num_no_spread for s in selections)),
+            "learner/groups/num_trained": float(sum(len(s.groups) for s in selections)),
+            "learner/tokens/num_trained": sums.tokens,
+            "learner/step/num_skipped": float(sum(not outcome.applied for outcome in outcomes)),
+            "learner/step/num_no_signal": float(not outcomes),
+            "learner/loss/total": sums.loss,
+        }
+        if rewards:
+            metrics["learner/reward/trained_mean"] = sum(rewards) / len(rewards)
+        if outcomes:
+            metrics["learner/gradient/norm"] = outcomes[-1].gradient_norm
+            metrics["learner/optimizer/learning_rate"] = self._optimizer.param_groups[0]["lr"]
+        if sums.tokens:
+            metrics |= _token_means(sums)
+            if self._reference is not None:
+                metrics["learner/kl/reference"] = sums.reference_k3 / sums.tokens
+        return metrics
+
+
+def _token_means(sums: LossSums) -> dict[str, float]:
+    return {
+        "learner/entropy/mean": sums.entropy / sums.tokens,
+        "learner/importance_ratio/mean": sums.ratio / sums.tokens,
+        "learner/importance_ratio/max": sums.max_ratio,
+        "learner/clip/share": sums.clipped / sums.tokens,
+        "learner/mismatch/k1": sums.mismatch_k1 / sums.tokens,
+        "learner/mismatch/k3": sums.mismatch_k3 / sums.tokens,
+    }
+
+
+def _frozen(decoder: Decoder) -> Decoder:
+    return copy.deepcopy(decoder).requires_grad_(requires_grad=False)
+
+
+def _parts(groups: Sequence[RolloutGroup], count: int) -> list[Sequence[RolloutGroup]]:
+    """Split into at most ``count`` runs of nearly equal length, in order."""
+    bounds = [len(groups) * index // count for index in range(count + 1)]
+    return [groups[a:b] for a, b in pairwise(bounds) if b > a]
+
+
+def _reasons(groups: Sequence[RolloutGroup]) -> str:
+    """Say of the last batch why its groups have no spread."""
+    table: dict[str, int] = {}
+    for group in groups:
+        scored = [reward for reward in group.rewards if reward is not None]
+        reason = f"all equal {scored[0]:g}" if scored else "none scored"
+        table[reason] = table.get(reason, 0) + 1
+    return ", ".join(f"{count} groups {reason}" for reason, count in sorted(table.items()))

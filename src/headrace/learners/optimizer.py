@@ -1,0 +1,115 @@
+"""AdamW, its learning rate, and the one place where parameters change.
+
+Owns: an update whose gradient is not finite changes no parameter and no optimizer state. The
+schedule is a function of the number of updates really made, so it has no state of its own. Does
+not count skipped updates or stop a run: the learner does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from headrace.config import OptimizerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOutcome:
+    """What `apply_update` did."""
+
+    gradient_norm: float
+    """Global L2 norm before clipping; not finite exactly when ``applied`` is False."""
+    applied: bool
+    """Whether parameters and optimizer state moved."""
+
+
+def build_optimizer(
+    parameters: Iterable[tuple[str, Parameter]], config: OptimizerConfig
+) -> torch.optim.AdamW:
+    """Return AdamW over the trainable ``(name, parameter)`` pairs.
+
+    Vectors (norms, biases) are not decayed. Raises ValueError when nothing is trainable.
+    """
+    trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    decayed = [(name, parameter) for name, parameter in trainable if parameter.ndim > 1]
+    vectors = [(name, parameter) for name, parameter in trainable if parameter.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    if not trainable:
+        msg = "no parameter requires a gradient, so there is nothing to optimize"
+        raise ValueError(msg)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+        fused=True,
+    )
+
+
+def learning_rate(config: OptimizerConfig, update_index: int, num_updates: int) -> float:
+    """Return the rate of the update that follows ``update_index`` updates really made.
+
+    Warm-up gives its k-th update (from 1) k / num_warmup_updates of the peak, so that no update
+    is spent at rate 0. ``linear`` and ``cosine`` then fall from the peak and are exactly 0 once
+    ``num_updates``, the run's planned total, have been made: the last update still moves.
+    """
+    warmup = config.num_warmup_updates
+    if config.schedule != "constant" and update_index >= num_updates:
+        return 0.0
+    if update_index < warmup:
+        return config.learning_rate * (update_index + 1) / warmup
+    progress = (update_index - warmup) / max(num_updates - warmup, 1)
+    match config.schedule:
+        case "constant":
+            return config.learning_rate
+        case "linear":
+            return config.learning_rate * (1.0 - progress)
+        case "cosine":
+            return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+        case _:
+            assert_never(config.schedule)
+
+
+def apply_update(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[Parameter],
+    *,
+    max_norm: float,
+    learning_rate: float,
+) -> UpdateOutcome:
+    """Clip the global gradient norm to ``max_norm``, step once, and clear the gradients.
+
+    A norm that is NaN or infinite clears the gradients and changes nothing else: clipping would
+    only spread the NaN. Every trainable parameter of ``optimizer`` must be in ``parameters``.
+    """
+    norm = _global_norm(parameters)
+    applied = math.isfinite(norm)
+    if applied:
+        if norm > max_norm:
+            _scale_gradients(parameters, max_norm / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return UpdateOutcome(gradient_norm=norm, applied=applied)
+
+
+def _gradients(parameters: Sequence[Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _global_norm(parameters: Sequence[Parameter]) -> float:
+    return float(torch.nn.utils.get_total_norm(_gradients(parameters)))
+
+
+def _scale_gradients(parameters: Sequence[Parameter], factor: float) -> None:
+    torch._foreach_mul_(_gradients(parameters), factor)

@@ -1,0 +1,121 @@
+"""What this machine offers: processor, memory, accelerators, packages, models."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from headrace import __version__
+from headrace.errors import ModelError
+from headrace.models.catalogue import BUNDLED, FETCHABLE, cache_directory, resolve_model
+from headrace.runtime.precision import has_native_bfloat16
+
+_EXTRAS = {
+    "reasoning-gym": ("envs", "prompts from reasoning-gym tasks"),
+    "gguf": ("fetch", "models that only the package index carries"),
+    "trl": ("trl", "the peer of `headrace bench step`"),
+}
+"""Distribution -> the extra that brings it, and what for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is there or is not."""
+
+    name: str
+    present: bool
+    detail: str
+    remedy: str = ""
+    """What to do if it is wanted and missing."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return everything but the name."""
+        return {"present": self.present, "detail": self.detail, "remedy": self.remedy}
+
+
+def diagnose() -> list[Finding]:
+    """Look at everything. Starts no process and reaches no network."""
+    return [
+        *_machine(),
+        *_accelerators(),
+        _isolation(),
+        *(_package(name, extra, purpose) for name, (extra, purpose) in _EXTRAS.items()),
+        *(_model(name) for name in (*BUNDLED, *FETCHABLE)),
+    ]
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding(
+        name="headrace",
+        present=True,
+        detail=f"{__version__}, Python {platform.python_version()}, torch {torch.__version__}",
+    )
+    bfloat16 = "native bfloat16" if has_native_bfloat16() else "bfloat16 emulated, use float32"
+    yield Finding(
+        name="processor",
+        present=True,
+        detail=f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, {bfloat16}",
+    )
+    free = shutil.disk_usage(cache_directory().anchor).free / 2**30
+    yield Finding(name="disk", present=free > 1, detail=f"{free:.0f} GiB free")
+
+
+def _accelerators() -> Iterator[Finding]:
+    if not torch.cuda.is_available():
+        yield Finding(
+            name="cuda", present=False, detail="no CUDA device; training runs on the processor"
+        )
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        yield Finding(
+            name=f"cuda:{index}",
+            present=True,
+            detail=f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB; "
+            "this version does not use it",
+        )
+
+
+def _isolation() -> Finding:
+    """Math grading and reward functions run in killable processes with capped memory."""
+    capped = hasattr(resource, "RLIMIT_AS") and platform.system() == "Linux"
+    return Finding(
+        name="isolation",
+        present=capped,
+        detail="killable processes with capped memory"
+        if capped
+        else "killable processes; this system does not cap their memory",
+    )
+
+
+def _package(name: str, extra: str, purpose: str) -> Finding:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            name=name,
+            present=False,
+            detail=f"not installed: {purpose}",
+            remedy=f'pip install "headrace[{extra}]"',
+        )
+    return Finding(name=name, present=True, detail=version)
+
+
+def _model(name: str) -> Finding:
+    try:
+        directory = resolve_model(name)
+    except ModelError as error:
+        return Finding(
+            name=f"model {name}",
+            present=False,
+            detail=str(error),
+            remedy=f"headrace fetch {name}",
+        )
+    return Finding(name=f"model {name}", present=True, detail=str(directory))

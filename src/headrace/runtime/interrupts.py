@@ -1,0 +1,61 @@
+"""Ctrl-C: once asks the controller to stop after the step, twice stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from headrace.controller import Controller, RunOutcome
+from headrace.runtime.local import LocalRun
+
+
+def run_interruptibly(run: LocalRun) -> RunOutcome | None:
+    """Train; None when a second interrupt ended it. SIGTERM counts as the first one."""
+    return asyncio.run(_run(run))
+
+
+async def _run(run: LocalRun) -> RunOutcome | None:
+    loop = asyncio.get_running_loop()
+    work = asyncio.current_task()
+    assert work is not None
+    interrupts = _Interrupts(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupts.receive)
+    try:
+        return await run.train(on_start=interrupts.watch)
+    except asyncio.CancelledError:
+        if not interrupts.stop_at_once:
+            raise
+        work.uncancel()
+        return None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+class _Interrupts:
+    """Counts signals. Waits for nothing: each is acted on when it comes."""
+
+    def __init__(self, work: asyncio.Task[object]) -> None:
+        self._work = work
+        self._controller: Controller | None = None
+        self._count = 0
+        self.stop_at_once = False
+
+    def watch(self, controller: Controller) -> None:
+        """Remember whom to ask; an interrupt that came earlier counts."""
+        self._controller = controller
+        if self._count:
+            controller.request_stop()
+
+    def receive(self) -> None:
+        """Handle one signal."""
+        self._count += 1
+        if self._count == 1:
+            sys.stderr.write("\nfinishing the step; press Ctrl-C again to stop at once\n")
+            if self._controller is not None:
+                self._controller.request_stop()
+            return
+        self.stop_at_once = True
+        self._work.cancel()

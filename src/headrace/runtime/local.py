@@ -1,0 +1,239 @@
+"""The default runtime: every role in this process, each in its own thread or processes.
+
+Builds the parts of a run from its config, wires them, and hands them to the controller. Nothing
+here decides anything about training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headrace.buffer import RolloutBuffer
+from headrace.config import RunConfig
+from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
+from headrace.data import Ledger, PromptStream
+from headrace.errors import CheckpointError, RunDirectoryError
+from headrace.generators import TorchGenerator
+from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
+from headrace.models.checkpoint import load_decoder
+from headrace.monitors import (
+    EvaluationMode,
+    FanoutMonitor,
+    JsonlMonitor,
+    RolloutMonitor,
+    console_monitor,
+    rewind,
+    write_report,
+)
+from headrace.roles import Monitor
+from headrace.runtime import run_files
+from headrace.runtime.precision import resolve_dtype
+from headrace.runtime.preflight import PreparedRun
+from headrace.types import RunEvent, SamplingParams
+from headrace.verifiers import build_verifier
+from headrace.weight_sync import MemoryWeightSync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """One training run on this machine."""
+
+    prepared: PreparedRun
+    output: Path
+    resume: bool = False
+    extra_monitors: tuple[Monitor, ...] = ()
+
+    async def train(self, on_start: Callable[[Controller], None] | None = None) -> RunOutcome:
+        """Train to the end, write the report, and say how it ended.
+
+        ``on_start`` gets the controller, for asking it to stop. Raises UserError before anything
+        is started and RunError afterwards.
+        """
+        config, prepared = self.prepared.config, self.prepared
+        torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+        store, last = self._open_directory()
+        num_steps = _num_steps(config, len(prepared.train.prompts))
+        if last is not None and last.step >= num_steps:
+            msg = (
+                f"--resume: {self.output} has already made its {num_steps} steps; raise num_steps "
+                "or num_epochs to go on"
+            )
+            raise RunDirectoryError(msg)
+        async with AsyncExitStack() as stack:
+            controller = await self._build(stack, store, last, num_steps)
+            if on_start is not None:
+                on_start(controller)
+            try:
+                return await controller.run()
+            finally:
+                # Also after a failure: the report is where one looks first.
+                await asyncio.to_thread(write_report, self.output)
+
+    def _open_directory(self) -> tuple[CheckpointStore, StoredCheckpoint | None]:
+        config = self.prepared.config
+        if self.resume:
+            run_files.reopen(self.output, config)
+        else:
+            run_files.create(self.output, config)
+        mark = run_files.fingerprint(config, self.prepared.model.directory)
+        store = CheckpointStore(
+            self.output / run_files.CHECKPOINT_DIRECTORY,
+            keep=config.checkpoint.keep,
+            fingerprint=mark,
+        )
+        last = store.latest() if self.resume else None
+        if last is not None and last.fingerprint != mark:
+            msg = (
+                f"--resume: {last.directory} was trained from another model than "
+                f"{self.prepared.model.directory}; give the model it started from"
+            )
+            raise RunDirectoryError(msg)
+        return store, last
+
+    async def _build(
+        self,
+        stack: AsyncExitStack,
+        store: CheckpointStore,
+        last: StoredCheckpoint | None,
+        num_steps: int,
+    ) -> Controller:
+        config = self.prepared.config
+        step = last.step if last is not None else 0
+        ledger = stack.enter_context(Ledger(self.output / run_files.LEDGER_FILE))
+        ledger.rewind(step)
+        # Without a checkpoint even the evaluation before the first step is done again.
+        rewind(self.output, step if last is not None else -1)
+        monitor = self._monitor(stack)
+        learner = self._learner(num_steps)
+        stack.push_async_callback(learner.close)
+        version = await _restore(learner, last)
+        generator = build_generator(self.prepared)
+        stack.push_async_callback(generator.close)
+        window = config.groups_per_step * config.group_size
+        verifier = build_verifier(config.verifier, window=window)
+        stack.push_async_callback(verifier.close)
+        kind, verb = ("resume", "resumed at") if self.resume else ("start", "started from")
+        monitor.on_event(RunEvent(kind=kind, step=step, message=f"{verb} step {step}"))
+        return Controller(
+            self._plan(num_steps, step, version),
+            Parts(
+                generator=generator,
+                verifier=verifier,
+                learner=learner,
+                weight_sync=MemoryWeightSync(learner.export, [generator]),
+                monitor=monitor,
+                buffer=RolloutBuffer(
+                    groups_per_step=config.groups_per_step,
+                    max_staleness=config.max_staleness,
+                    updates_per_step=config.learner.num_minibatches,
+                ),
+                stream=PromptStream(
+                    self.prepared.train.prompts,
+                    seed=config.seed,
+                    shuffle=config.data.shuffle,
+                    num_epochs=config.num_epochs,
+                    ledger=ledger,
+                ),
+                ledger=ledger,
+                checkpoints=store,
+            ),
+        )
+
+    def _monitor(self, stack: AsyncExitStack) -> Monitor:
+        config = self.prepared.config
+        monitors: list[Monitor] = [JsonlMonitor(self.output), *self.extra_monitors]
+        if config.monitors.rollouts_every:
+            monitors.append(RolloutMonitor(self.output, every=config.monitors.rollouts_every))
+        if config.monitors.console:
+            monitors.append(console_monitor(config.name))
+        monitor = FanoutMonitor(monitors)
+        stack.callback(monitor.close)
+        return monitor
+
+    def _learner(self, num_steps: int) -> TorchLearner:
+        config, model = self.prepared.config, self.prepared.model
+        return TorchLearner(
+            load_decoder(model.directory),
+            PolicySource(directory=model.directory, hf_config=model.hf_config),
+            config,
+            num_updates=num_steps * config.learner.num_minibatches,
+            compute_dtype=resolve_dtype(config.learner.compute_dtype),
+            export_dtype=resolve_dtype(config.generator.dtype),
+        )
+
+    def _plan(self, num_steps: int, step: int, version: int) -> Plan:
+        config = self.prepared.config
+        eos = self.prepared.model.tokenizer.eos_token_ids
+        return Plan(
+            seed=config.seed,
+            num_steps=num_steps,
+            groups_per_step=config.groups_per_step,
+            group_size=config.group_size,
+            sampling=config.sampling.params(eos),
+            checkpoint_every=config.checkpoint.every,
+            start_step=step,
+            start_version=version,
+            evaluation=evaluation_plan(self.prepared),
+        )
+
+
+def build_generator(prepared: PreparedRun) -> TorchGenerator:
+    """Return the generator of a run; it holds no weights until the first are published."""
+    config, model = prepared.config.generator, prepared.model
+    return TorchGenerator(
+        model.decoder_config,
+        decode=model.tokenizer.decode,
+        dtype=resolve_dtype(config.dtype),
+        max_concurrent_rollouts=config.max_concurrent_rollouts,
+        max_prefill_tokens=config.max_prefill_tokens,
+    )
+
+
+def evaluation_plan(prepared: PreparedRun) -> EvaluationPlan | None:
+    """Return how the held-out prompts are measured; None when there are none."""
+    if prepared.eval is None:
+        return None
+    config = prepared.config
+    sampling = config.eval_sampling.params(prepared.model.tokenizer.eos_token_ids)
+    modes: dict[EvaluationMode, tuple[int, SamplingParams]] = {}
+    if config.eval.greedy:
+        modes["greedy"] = (1, dataclasses.replace(sampling, temperature=0.0))
+    if config.eval.num_rollouts:
+        modes["sampled"] = (config.eval.num_rollouts, sampling)
+    return EvaluationPlan(
+        prompts=prepared.eval.prompts,
+        every=config.eval.every,
+        modes=modes,
+        pass_at_k=config.eval.pass_at_k,
+        pass_threshold=config.verifier.pass_threshold,
+    )
+
+
+async def _restore(learner: TorchLearner, last: StoredCheckpoint | None) -> int:
+    """Load the checkpoint and return its policy version; 0 without one."""
+    if last is None:
+        return 0
+    version = await learner.load(last.directory)
+    if version != last.policy_version:
+        msg = (
+            f"checkpoint {last.directory}: state.json says version {last.policy_version}, the "
+            f"learner's counters say {version}"
+        )
+        raise CheckpointError(msg)
+    return version
+
+
+def _num_steps(config: RunConfig, num_prompts: int) -> int:
+    if config.num_steps is not None:
+        return config.num_steps
+    assert config.num_epochs is not None
+    return math.ceil(config.num_epochs * num_prompts / config.groups_per_step)

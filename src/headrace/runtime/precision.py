@@ -1,0 +1,33 @@
+"""Which number format ``auto`` stands for on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of a config value.
+
+    ``auto`` is bfloat16 where the hardware multiplies in it. A processor without such instructions
+    emulates them, slower than fp32.
+    """
+    if name != "auto":
+        return _DTYPES[name]
+    return torch.bfloat16 if has_native_bfloat16() else torch.float32
+
+
+def has_native_bfloat16() -> bool:
+    """Whether matrix products in bfloat16 are faster than in fp32 here."""
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported())
+    path = Path("/proc/cpuinfo")
+    flags = path.read_text(encoding="utf-8").split() if path.is_file() else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags

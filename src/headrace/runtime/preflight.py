@@ -1,0 +1,208 @@
+"""Everything that can be known to be wrong before any work, found in one pass.
+
+Each check adds its own lines and lets the others go on, so the user sees all faults at once. The
+result holds what the run then uses: nothing is read twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.config import FunctionConfig, RunConfig, SourceConfig
+from headrace.data import LoadReport, load_prompts
+from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
+from headrace.models.catalogue import resolve_model
+from headrace.models.checkpoint import ignored_sampling_options, read_hf_config
+from headrace.models.decoder_config import DecoderConfig
+from headrace.models.tokenizer import Tokenizer
+from headrace.verifiers import answer_checker, check_function, needs_answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """What is known of the policy without its weights."""
+
+    directory: Path
+    hf_config: dict[str, Any]
+    decoder_config: DecoderConfig
+    tokenizer: Tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Preflight:
+    """What was found. ``model`` and ``train`` are there whenever ``problems`` is empty."""
+
+    config: RunConfig
+    problems: list[str] = field(default_factory=list)
+    """One line for each thing to fix."""
+    notes: list[str] = field(default_factory=list)
+    """Worth knowing, and no reason to stop."""
+    model: PreparedModel | None = None
+    train: LoadReport | None = None
+    eval: LoadReport | None = None
+
+    def require(self) -> PreparedRun:
+        """Return the prepared parts. Raises ConfigError with every problem."""
+        if self.problems:
+            raise ConfigError(*self.problems)
+        assert self.model is not None
+        assert self.train is not None
+        return PreparedRun(config=self.config, model=self.model, train=self.train, eval=self.eval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run in which nothing is known to be wrong."""
+
+    config: RunConfig
+    model: PreparedModel
+    train: LoadReport
+    eval: LoadReport | None
+
+
+def preflight(config: RunConfig) -> Preflight:
+    """Check model, data, verifier and memory of ``config``; raises nothing of the user's making."""
+    found = Preflight(config=config)
+    with _collect(found):
+        found.model = _prepare_model(config)
+        found.notes += _model_notes(found.model)
+        found.notes += _memory_notes(config, found.model.decoder_config)
+    for component in config.verifier.components.values():
+        if isinstance(component, FunctionConfig):
+            with _collect(found):
+                check_function(component.path)
+    if found.model is not None:
+        _load_data(found, found.model)
+    return found
+
+
+@contextmanager
+def _collect(found: Preflight) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        found.problems += problems_of(error)
+
+
+def _prepare_model(config: RunConfig) -> PreparedModel:
+    try:
+        directory = resolve_model(config.model.path)
+    except ModelError as error:
+        msg = f'model.path = "{config.model.path}": {error}'
+        raise ConfigError(msg) from error
+    hf_config = read_hf_config(directory)
+    return PreparedModel(
+        directory=directory,
+        hf_config=hf_config,
+        decoder_config=DecoderConfig.from_hf(hf_config, origin=f"{directory}/config.json"),
+        tokenizer=Tokenizer.load(directory),
+    )
+
+
+def _model_notes(model: PreparedModel) -> Iterator[str]:
+    options = ignored_sampling_options(model.directory)
+    if options:
+        listed = ", ".join(f"{name} = {value}" for name, value in options.items())
+        yield (
+            f"generation_config.json of the model sets {listed}: not applied. Sampling is what "
+            "[sampling] and [eval.sampling] say"
+        )
+    if not model.tokenizer.eos_token_ids:
+        yield "the model names no end-of-sequence token: rollouts end at sampling.max_tokens only"
+
+
+def _memory_notes(config: RunConfig, decoder: DecoderConfig) -> Iterator[str]:
+    """Compare an estimate with the machine's memory: weights, gradients, moments, copies, cache."""
+    available = _available_bytes()
+    needed = _needed_bytes(config, decoder)
+    if available is not None and needed > available:
+        yield (
+            f"about {needed / 2**30:.1f} GiB are needed and {available / 2**30:.1f} GiB are free: "
+            "lower generator.max_concurrent_rollouts, learner.max_tokens_per_microbatch or "
+            "sampling.max_tokens, or use a smaller model"
+        )
+
+
+def _needed_bytes(config: RunConfig, decoder: DecoderConfig) -> int:
+    heads = decoder.num_heads + decoder.num_kv_heads
+    attention = decoder.hidden_size * decoder.head_dim * 2 * heads
+    per_layer = attention + 3 * decoder.hidden_size * decoder.intermediate_size
+    embeddings = decoder.vocab_size * decoder.hidden_size * (2 - decoder.tie_word_embeddings)
+    parameters = decoder.num_layers * per_layer + embeddings
+    # Master, gradient and two moments in fp32, the generator's copy, and the reference if any.
+    copies = 5 + (config.objective.kl_coefficient > 0)
+    length = config.data.max_prompt_tokens + config.sampling.max_tokens
+    rollouts = min(
+        config.generator.max_concurrent_rollouts, config.groups_per_step * config.group_size
+    )
+    cached = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * length * rollouts
+    return 4 * (copies * parameters + cached)
+
+
+def _available_bytes() -> int | None:
+    """Return what Linux calls available; None elsewhere, where nothing is claimed."""
+    path = Path("/proc/meminfo")
+    if not path.is_file():
+        return None
+    for line in path.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _load_data(found: Preflight, model: PreparedModel) -> None:
+    """Load the training prompts, then the held-out ones without those that are trained on."""
+    config = found.config
+    checked = config.verifier if needs_answer(config.verifier) else None
+    with _collect(found), answer_checker(config.verifier) as check_answer:
+        load = _Loader(config, model, check_answer if checked else None)
+        trained_on: set[str] = set()
+        with _collect(found):
+            found.train = load("train", config.data.train, frozenset())
+            trained_on = {prompt.text for prompt in found.train.prompts}
+        if config.data.eval is not None:
+            with _collect(found):
+                found.eval = load("eval", config.data.eval, frozenset(trained_on))
+    found.notes += _data_notes(found)
+
+
+@dataclass(frozen=True)
+class _Loader:
+    config: RunConfig
+    model: PreparedModel
+    check_answer: Callable[[str], str | None] | None
+
+    def __call__(self, name: str, source: SourceConfig, exclude: frozenset[str]) -> LoadReport:
+        sampling = self.config.sampling if name == "train" else self.config.eval_sampling
+        try:
+            return load_prompts(
+                self.config.data,
+                source,
+                self.model.tokenizer,
+                source_name=name,
+                needs_answer=self.check_answer is not None,
+                check_answer=self.check_answer,
+                max_context=self.model.decoder_config.max_positions,
+                max_tokens=sampling.max_tokens,
+                exclude=exclude,
+            )
+        except DataError as error:
+            raise DataError(*(f"data.{name}: {problem}" for problem in error.problems)) from error
+
+
+def _data_notes(found: Preflight) -> Iterator[str]:
+    for name, report in (("train", found.train), ("eval", found.eval)):
+        if report is None:
+            continue
+        counts = {
+            "skipped for a fault": report.num_skipped,
+            "left out, being trained on": report.num_excluded,
+            "left out as repeated": report.num_repeated,
+        }
+        for kind, number in counts.items():
+            if number:
+                yield f"data.{name}: {number} of {report.num_rows} rows {kind}"

@@ -1,0 +1,107 @@
+"""The directory of a run: made once, refused when it belongs to another run, resumed when asked.
+
+Owns the fingerprint: a hash of the model's files and of every setting that training depends on.
+What may change between a run and its resumption (how long, what is shown, how often it is saved)
+is listed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.config import RunConfig, dump_config
+from headrace.errors import RunDirectoryError
+
+CONFIG_FILE = "config.json"
+LEDGER_FILE = "ledger.sqlite"
+CHECKPOINT_DIRECTORY = "checkpoints"
+
+_FREE_KEYS = ("name", "eval", "checkpoint", "monitors", "num_threads", "num_steps", "num_epochs")
+"""A resumed run may change these; all others would make it another run."""
+
+
+def fingerprint(config: RunConfig, model_directory: Path) -> str:
+    """Return 32 hex digits of the model's identity and the settings that shape training."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps(_binding(config), sort_keys=True).encode())
+    for path in sorted(model_directory.glob("*")):
+        if path.suffix in {".json", ".safetensors", ".jinja"}:
+            digest.update(f"{path.name} {path.stat().st_size}".encode())
+            digest.update(_head(path))
+    return digest.hexdigest()
+
+
+def create(directory: Path, config: RunConfig) -> None:
+    """Make ``directory`` for a new run. Raises RunDirectoryError unless it is absent or empty."""
+    if directory.exists() and not directory.is_dir():
+        msg = f"output {directory} is a file; give a directory"
+        raise RunDirectoryError(msg)
+    if directory.is_dir() and any(directory.iterdir()):
+        found = "a run" if (directory / CONFIG_FILE).is_file() else "other files"
+        msg = (
+            f"output {directory} already holds {found}; continue it with --resume, "
+            "or give another --output"
+        )
+        raise RunDirectoryError(msg)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
+    except OSError as error:
+        msg = f"output {directory} cannot be written: {error}"
+        raise RunDirectoryError(msg) from error
+
+
+def reopen(directory: Path, config: RunConfig) -> None:
+    """Check that ``directory`` is a run of the same recipe and record the new settings.
+
+    Raises RunDirectoryError naming every setting that differs and may not.
+    """
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        msg = f"--resume: {directory} holds no run (no {CONFIG_FILE}); leave --resume out to start"
+        raise RunDirectoryError(msg)
+    before = json.loads(path.read_text(encoding="utf-8"))
+    after = json.loads(dump_config(config))
+    differences = list(_differences(_bound(before), _binding(config)))
+    if differences:
+        msg = (
+            f"--resume: {directory} is a run with other settings: {'; '.join(differences)}. "
+            "Give them as they were, or another --output"
+        )
+        raise RunDirectoryError(msg)
+    if before != after:
+        path.write_text(dump_config(config), encoding="utf-8")
+
+
+def _binding(config: RunConfig) -> dict[str, Any]:
+    return _bound(json.loads(dump_config(config)))
+
+
+def _bound(dumped: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a resumed run must keep."""
+    kept = {key: value for key, value in dumped.items() if key not in _FREE_KEYS}
+    if dumped["learner"]["optimizer"]["schedule"] != "constant":
+        # The schedule ends with the run: another length would be another learning rate.
+        kept |= {key: dumped.get(key) for key in ("num_steps", "num_epochs")}
+    return kept
+
+
+def _differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key} was {json.dumps(old)} and is {json.dumps(new)}"
+
+
+def _head(path: Path) -> bytes:
+    """The first megabyte: enough to tell two models apart without reading gigabytes."""
+    with path.open("rb") as file:
+        return file.read(1 << 20)
