@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import resource
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def _decoder(**changes: object) -> Decoder:
     return decoder
 
 
-def _save(directory: Path, decoder: Decoder | None = None, **options: Any) -> Path:
+def _save(directory: Path, decoder: Decoder | None = None, **options: Any) -> Path:  # noqa: ANN401 - of save_decoder
     hf_config = options.pop("hf_config", CONFIG)
     save_decoder(decoder or _decoder(), directory, hf_config, directory, **options)
     return directory
@@ -93,6 +95,17 @@ def test_rotary_tables_are_there_after_loading(tmp_path: Path) -> None:
     loaded = load_decoder(_save(tmp_path, decoder))
     assert torch.equal(loaded.model.rope_cos, decoder.model.rope_cos)
     assert torch.equal(loaded.model.rope_sin, decoder.model.rope_sin)
+
+
+def test_loading_does_not_import_the_kernels_of_the_meta_device(
+    tmp_path: Path,
+) -> None:
+    # 800 modules and several seconds between the command and the first rollout.
+    program = (
+        "import sys; from pathlib import Path; from headrace.models.checkpoint import load_decoder;"
+        f"load_decoder(Path({str(_save(tmp_path))!r})); sys.exit('sympy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:

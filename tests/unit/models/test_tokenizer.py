@@ -14,8 +14,8 @@ from headrace.models.tokenizer import Tokenizer
 from headrace.types import Message
 
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + eos_token }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 USER = [Message(role="user", content="hi")]
 
