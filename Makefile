@@ -4,7 +4,6 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-RUN    ?= runs/quickstart
 # A stamp is redone when one of these changes: the source itself is installed in editable mode.
 PINS   := pyproject.toml constraints.txt
 
@@ -15,8 +14,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(VENV)/.installed-run ## post-train the bundled model and write a report
-	$(BIN)/headrace train quickstart --output $(RUN)
-	@echo "report: $(CURDIR)/$(RUN)/report.html"
+	$(BIN)/headrace train quickstart
 
 test: check ## run every check, and every test that needs no GPU
 	$(BIN)/pytest -m "not gpu"

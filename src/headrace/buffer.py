@@ -1,12 +1,13 @@
 """The rollout buffer: a bounded FIFO of scored groups that owns the staleness bound.
 
 Let B be ``groups_per_step``, u the optimizer updates a step makes at most, and eta
-``max_staleness``. There are ``S * B`` slots, S = (eta - (u - 1)) // u + 1. A group holds a slot from
-`reserve` until the step that trained on it was published and `release` was called, or until it is
-dropped. Batches leave in the order of reservation. A group reserved now is therefore trained on by the S-th step
-from now at the latest, so at most S - 1 steps of u updates are published in between, and u - 1 more
-happen inside its own step: (S - 1) u + u - 1 <= eta. Taking whichever groups finish first would be
-faster and would break this bound, since a slow group could be overtaken for ever.
+``max_staleness``. There are S * B slots, with S = (eta - (u - 1)) // u + 1. A group holds a slot
+from `reserve` until the step that trained on it was published and `release` was called, or until
+it is dropped. Batches leave in the order of reservation. A group reserved now is therefore trained
+on by the S-th step from now at the latest, so at most S - 1 steps of u updates are published in
+between, and u - 1 more happen inside its own step: (S - 1) u + u - 1 <= eta. Taking whichever
+groups finish first would be faster and would break this bound, since a slow group could be
+overtaken for ever.
 
 ``max_staleness = 0`` leaves one batch of slots: generation and learning take turns.
 """

@@ -107,12 +107,20 @@ class RunOutcome:
 
 
 @dataclass(slots=True)
-class _Timing:
-    """Seconds of the step in progress, and prompts dropped since the last one."""
+class _StepInProgress:
+    """What the loops note for the step that is being prepared."""
 
-    generate: float = 0.0
-    score: float = 0.0
+    began_at: float
+    generate_seconds: float = 0.0
+    last_rollout_at: float = 0.0
+    last_verdict_at: float = 0.0
     dropped: dict[str, str] = field(default_factory=dict)
+    """Group id -> reason, since the last step."""
+
+    @property
+    def score_seconds(self) -> float:
+        """Time in which verdicts were all that was waited for."""
+        return max(0.0, self.last_verdict_at - self.last_rollout_at)
 
 
 class Controller:
@@ -125,9 +133,9 @@ class Controller:
         self._step_done = plan.start_step
         self._policy_version = plan.start_version
         self._checkpointed_step = plan.start_step
-        self._timing = _Timing()
+        self._current = _StepInProgress(time.monotonic())
         self._in_flight: dict[Ticket, str] = {}
-        self._last_arrival = time.monotonic()
+        self._last_arrival: float | None = None
 
     def request_stop(self) -> None:
         """End after the step in progress, with a checkpoint."""
@@ -137,6 +145,9 @@ class Controller:
         """Publish the first weights, train, and return. Raises the first cause of a failure."""
         # Before the first rollout: a broken path fails here, and a resumed run starts fresh.
         await self._parts.weight_sync.publish(self._policy_version)
+        if self._plan.start_step == 0:
+            await self._evaluate()
+        self._current = _StepInProgress(time.monotonic())
         try:
             async with asyncio.TaskGroup() as tasks:
                 others = [
@@ -179,12 +190,12 @@ class Controller:
         async for group in self._parts.generator.generate(
             [self._request(d) for d in draws.values()]
         ):
-            self._last_arrival = time.monotonic()
+            self._note_arrival()
             scoring.append(tasks.create_task(self._score(tickets[group.group_id], group)))
-        generated = time.monotonic()
+        # Before any await: the last group's score task must not run before this is noted.
+        self._current.last_rollout_at = time.monotonic()
+        self._current.generate_seconds += self._current.last_rollout_at - began
         await asyncio.gather(*scoring)
-        self._timing.generate += generated - began
-        self._timing.score += time.monotonic() - generated
 
     def _request(self, draw: Draw) -> GenerationRequest:
         return GenerationRequest(
@@ -201,31 +212,30 @@ class Controller:
         Two scored rollouts are the least that can be compared with each other.
         """
         scored = group.scored(await self._parts.verifier.score(group))
-        self._last_arrival = time.monotonic()
+        self._note_arrival()
+        self._current.last_verdict_at = time.monotonic()
         self._in_flight.pop(ticket, None)
         num_scored = sum(reward is not None for reward in scored.rewards)
         if num_scored >= min(2, group.group_size):
             await self._parts.buffer.deliver(ticket, scored)
             return
         reason = _failure_reason(scored)
-        self._timing.dropped[group.group_id] = reason
+        self._current.dropped[group.group_id] = reason
         self._event("dropped", f"group {group.group_id} dropped: {reason}")
         await self._parts.buffer.drop(ticket)
 
     async def _learn_loop(self) -> None:
         """Waits for a full batch; unblocked by ``_score``. The only loop that may end the run."""
-        if self._plan.start_step == 0:
-            await self._evaluate()
         while self._step_done < self._plan.num_steps and not self._stop_requested:
-            began, self._timing = time.monotonic(), _Timing()
             groups = await self._parts.buffer.take_batch(lambda: self._policy_version)
             if not groups:
                 break
-            await self._train(groups, began)
+            await self._train(groups)
             if self._is_due(self._evaluation_every):
                 await self._evaluate()
             if self._is_due(self._plan.checkpoint_every):
                 await self._checkpoint()
+            self._current = _StepInProgress(time.monotonic())
             # Last: what is admitted after this line is generated with the published weights.
             await self._parts.buffer.release(len(groups))
         if self._step_done > self._checkpointed_step:
@@ -238,7 +248,7 @@ class Controller:
     def _is_due(self, every: int) -> bool:
         return self._step_done % every == 0 or self._step_done == self._plan.num_steps
 
-    async def _train(self, groups: Sequence[RolloutGroup], began: float) -> None:
+    async def _train(self, groups: Sequence[RolloutGroup]) -> None:
         """One step: update, publish, settle, tell."""
         learning = time.monotonic()
         result = await self._parts.learner.step(groups)
@@ -250,14 +260,14 @@ class Controller:
         self._policy_version = result.policy_version
         self._step_done += 1
         self._parts.ledger.settle(
-            self._step_done, [group.group_id for group in groups], self._timing.dropped
+            self._step_done, [group.group_id for group in groups], self._current.dropped
         )
         seconds = {
-            "generate": self._timing.generate,
-            "score": self._timing.score,
+            "generate": self._current.generate_seconds,
+            "score": self._current.score_seconds,
             "update": publishing - learning,
             "publish": ended - publishing,
-            "step": ended - began,
+            "step": ended - self._current.began_at,
         }
         self._report(groups, result, seconds, staleness)
 
@@ -281,7 +291,7 @@ class Controller:
             "generator/throughput/tokens_per_second": tokens / max(seconds["generate"], 1e-9),
             "generator/throughput/rollouts_per_second": rollouts / max(seconds["step"], 1e-9),
             "learner/staleness/max": float(staleness),
-            "verifier/groups/num_dropped": float(len(self._timing.dropped)),
+            "verifier/groups/num_dropped": float(len(self._current.dropped)),
         }
         self._parts.monitor.on_step(
             StepRecord(
@@ -320,11 +330,17 @@ class Controller:
         self._checkpointed_step = step
         self._event("checkpoint", f"checkpoint written at step {step}")
 
+    def _note_arrival(self) -> None:
+        if self._last_arrival is None:
+            self._event("first_rollout", "first rollouts arrived")
+        self._last_arrival = time.monotonic()
+
     async def _watch(self) -> None:
         """Every so often, say what is missing if nothing arrived. Ended by `run`."""
+        began = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            silence = time.monotonic() - self._last_arrival
+            silence = time.monotonic() - (self._last_arrival or began)
             if self._in_flight and silence > WATCH_SECONDS:
                 missing = ", ".join(sorted(self._in_flight.values())[:5])
                 self._event(

@@ -7,6 +7,7 @@ thing to fix; with ``--json`` standard output holds exactly one JSON object and 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -43,13 +44,15 @@ def _version(*, show: bool) -> None:
 @app.callback()
 def _options(
     *,
-    version: bool = typer.Option(
-        False,
-        "--version",
-        callback=lambda show: _version(show=show),
-        is_eager=True,
-        help="Print the version and exit.",
-    ),
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda show: _version(show=show),
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
 ) -> None:
     del version
 

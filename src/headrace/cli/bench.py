@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
@@ -26,5 +25,9 @@ def bench(
         for known, benchmark in BENCHMARKS.items():
             typer.echo(f"{known:12} {benchmark.summary}")
         return
-    result = run_benchmark(name, against, progress=lambda line: sys.stderr.write(f"{line}\n"))
+    result = run_benchmark(name, against, progress=_say)
     typer.echo(json.dumps(result.to_json()) if as_json else result.table())
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

@@ -17,6 +17,14 @@ def inspect(
     """Show rollouts: text, tokens, versions, log-probs and verdicts."""
     from rich.console import Console
 
-    from headrace.monitors import inspect_view
+    from headrace.models.catalogue import resolve_model
+    from headrace.models.tokenizer import Tokenizer
+    from headrace.monitors import inspect_view, read_run
 
-    Console().print(inspect_view(run, step, group))
+    tokenizer = Tokenizer.load(resolve_model(read_run(run).config["model"]["path"]))
+
+    def token_text(token_id: int) -> str:
+        return tokenizer.decode([token_id], skip_special=False)
+
+    view = inspect_view(run, step=step, group_id=group, token_text=token_text)
+    Console().print(view)

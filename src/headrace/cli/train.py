@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +19,15 @@ def train(
     recipe: Recipe,
     overrides: Overrides = None,
     output: Annotated[
-        Path | None, typer.Option(help="Directory of the run [default: runs/NAME].")
+        Path | None,
+        typer.Option(
+            help="Directory of the run [default: runs/NAME, or the next free NAME-2 ...]."
+        ),
     ] = None,
     *,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+    ] = False,
 ) -> None:
     """Train to the end and write the report.
 
@@ -33,7 +39,7 @@ def train(
     from headrace.runtime.preflight import preflight
 
     config = load_config(find_recipe(recipe), overrides or ())
-    directory = output or Path("runs") / config.name
+    directory = output or _default_directory(config.name, resume=resume)
     found = preflight(config)
     for note in found.notes:
         sys.stderr.write(f"note: {note}\n")
@@ -47,6 +53,15 @@ def train(
         sys.stderr.write(f"stopped at once; {_how_to_resume(recipe, directory, overrides)}\n")
         sys.exit(130)
     _say_how_it_ended(outcome, recipe, directory, overrides)
+
+
+def _default_directory(name: str, *, resume: bool) -> Path:
+    """Return the newest run of this name to resume, or the next free directory for a new one."""
+    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in count(1))
+    taken = list(takewhile(Path.exists, candidates))
+    if resume and taken:
+        return taken[-1]
+    return Path("runs") / (name if not taken else f"{name}-{len(taken) + 1}")
 
 
 def _say_how_it_ended(

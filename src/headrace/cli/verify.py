@@ -22,9 +22,7 @@ class Kind(StrEnum):
 
 def verify(
     kind: Annotated[Kind, typer.Option(help="Which verifier.")],
-    task: Annotated[
-        Path, typer.Option(help='JSON file with "answer", and "prompt" if you like.')
-    ],
+    task: Annotated[Path, typer.Option(help='JSON file with "answer", and "prompt" if you like.')],
     answer: Annotated[Path, typer.Option(help="Text file with the completion to score.")],
 ) -> None:
     """Score one completion and print its Verdict as JSON."""

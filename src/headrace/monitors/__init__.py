@@ -15,7 +15,7 @@ from headrace.monitors.metrics import (
     unbiased_pass_at_k,
 )
 from headrace.monitors.report import write_report
-from headrace.monitors.rollouts import RolloutMonitor, read_rollouts
+from headrace.monitors.rollouts import RolloutMonitor, read_rollouts, write_rollouts
 from headrace.monitors.run_directory import RunHistory, read_run, rewind
 from headrace.monitors.summary import summarise
 
@@ -38,4 +38,5 @@ __all__ = [
     "summarise",
     "unbiased_pass_at_k",
     "write_report",
+    "write_rollouts",
 ]

@@ -56,5 +56,5 @@ async def evaluate_model(prepared: PreparedRun, rollouts: Path | None = None) ->
         groups, metrics = await evaluate_prompts(plan, generator, verifier, config.seed)
     if rollouts is not None:
         write_rollouts(rollouts, groups)
-    sampling = {mode: dataclasses.asdict(params) for mode, (_, params) in plan.modes.items()}
+    sampling = {str(mode): dataclasses.asdict(params) for mode, (_, params) in plan.modes.items()}
     return EvaluationResult(metrics=metrics, sampling=sampling)
