@@ -3,174 +3,49 @@
 Owns: a verdict is never a silent 0. Whatever goes wrong on our side leaves the reward None, with
 the reason. No torch and no algebra in this process: sympy lives in `grading`, which only a killable
 worker imports.
+
+The public names are looked up on first use: a worker imports this package too, and reading the
+whole config would triple the time of its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import assert_never
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from headrace.config import (
-    ComponentConfig,
-    ExactConfig,
-    FunctionConfig,
-    MathConfig,
-    NumericConfig,
-    VerifierConfig,
-)
-from headrace.types import Prompt, Rollout, RolloutGroup, SamplingParams, Verdict
-from headrace.verifiers.component import Component, Score
-from headrace.verifiers.exact import ExactComponent
-from headrace.verifiers.extract import extract
-from headrace.verifiers.function import FunctionComponent, check_function
-from headrace.verifiers.math import MathComponent, math_answer_problem
-from headrace.verifiers.numbers import parse_number
-from headrace.verifiers.numeric import NumericComponent
-from headrace.verifiers.weighted import WeightedComponent, WeightedVerifier
+if TYPE_CHECKING:
+    from headrace.verifiers.build import (
+        answer_checker,
+        build_verifier,
+        check_answer,
+        needs_answer,
+        verify_completion,
+    )
+    from headrace.verifiers.function import check_function
+    from headrace.verifiers.numbers import parse_number
+    from headrace.verifiers.weighted import WeightedVerifier
 
 __all__ = [
-    "Component",
-    "Score",
     "WeightedVerifier",
     "answer_checker",
     "build_verifier",
     "check_answer",
     "check_function",
-    "extract",
     "needs_answer",
     "parse_number",
     "verify_completion",
 ]
 
-_DEFAULT_WINDOW = 64
+_ELSEWHERE = {
+    "WeightedVerifier": "weighted",
+    "check_function": "function",
+    "parse_number": "numbers",
+}
 
 
-def build_verifier(config: VerifierConfig, *, window: int = _DEFAULT_WINDOW) -> WeightedVerifier:
-    """Return the verifier of a run; it starts no process before the first completion.
-
-    ``window``: rollouts of one whole batch, over which ``max_failed_share`` is taken.
-    """
-    components = {
-        name: WeightedComponent(
-            component=_build_component(component),
-            weight=component.weight,
-            require_stop=component.require_stop,
-        )
-        for name, component in config.components.items()
-    }
-    return WeightedVerifier(
-        components,
-        pass_threshold=config.pass_threshold,
-        max_failed_share=config.max_failed_share,
-        window=window,
-    )
-
-
-def needs_answer(config: VerifierConfig) -> bool:
-    """Whether some component compares with an expected answer."""
-    return any(not isinstance(part, FunctionConfig) for part in config.components.values())
-
-
-def check_answer(component: ComponentConfig, answer: str) -> str | None:
-    """Return why ``component`` could never pay for ``answer``, or None.
-
-    Starts and ends a process where algebra must look; `answer_checker` keeps one for many answers.
-    """
-    config = VerifierConfig(components={"answer": component.model_copy(update={"weight": 1.0})})
-    with answer_checker(config) as check:
-        return check(answer)
-
-
-@contextmanager
-def answer_checker(config: VerifierConfig) -> Iterator[Callable[[str], str | None]]:
-    """Yield a function that returns why an expected answer is unusable, or None. It blocks."""
-    with _math_pools(config) as pools:
-
-        def check(answer: str) -> str | None:
-            for name, component in config.components.items():
-                problem = _answer_problem(component, answer, pools.get(name))
-                if problem is not None:
-                    return f"{name}: {problem}"
-            return None
-
-        yield check
-
-
-async def verify_completion(
-    config: VerifierConfig, *, prompt: str, answer: str | None, completion: str
-) -> Verdict:
-    """Return the verdict on one completion that ended by itself."""
-    verifier = build_verifier(config, window=1_000_000)
-    rollout = Rollout(
-        rollout_index=0,
-        completion_ids=(),
-        loss_mask=(),
-        generator_logprobs=(),
-        version_spans=(),
-        finish_reason="stop",
-        text=completion,
-    )
-    group = RolloutGroup(
-        group_id="0/verify",
-        # The verifiers look at text alone; a Prompt cannot be without tokens.
-        prompt=Prompt(
-            prompt_id="verify", source="verify", text=prompt, token_ids=(0,), answer=answer
-        ),
-        rollouts=(rollout,),
-        sampling=SamplingParams(),
-    )
-    try:
-        return (await verifier.score(group))[0]
-    finally:
-        await verifier.close()
-
-
-def _build_component(config: ComponentConfig) -> Component:
-    match config:
-        case ExactConfig():
-            return ExactComponent(config)
-        case NumericConfig():
-            return NumericComponent(config)
-        case MathConfig():
-            return MathComponent(config)
-        case FunctionConfig():
-            return FunctionComponent(config)
-        case _:
-            assert_never(config)
-
-
-@contextmanager
-def _math_pools(config: VerifierConfig) -> Iterator[dict[str, MathComponent]]:
-    parts = {
-        name: MathComponent(part)
-        for name, part in config.components.items()
-        if isinstance(part, MathConfig)
-    }
-    try:
-        yield parts
-    finally:
-        for part in parts.values():
-            part.pool.close_blocking()
-
-
-def _answer_problem(
-    config: ComponentConfig, answer: str, component: MathComponent | None
-) -> str | None:
-    match config:
-        case ExactConfig():
-            return None if answer.strip() or not config.strip else "the expected answer is empty"
-        case NumericConfig():
-            is_number = parse_number(answer) is not None
-            return (
-                None
-                if is_number
-                else f"{answer[:80]!r} is no number; write it as in 1,234.5 or 3/4"
-            )
-        case MathConfig():
-            assert component is not None
-            return math_answer_problem(answer, component.pool)
-        case FunctionConfig():
-            return None
-        case _:
-            assert_never(config)
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    module = import_module(f"{__name__}.{_ELSEWHERE.get(name, 'build')}")
+    return getattr(module, name)

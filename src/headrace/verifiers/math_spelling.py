@@ -126,7 +126,7 @@ def _unwrap(text: str) -> str:
     while True:
         before = text
         text = text.strip()
-        if text.endswith((".", ",", ";", "!")) and not text.endswith("\\!"):
+        if text.endswith((".", ",", ";")):
             text = text[:-1]
         for opener, closer in _WRAPPERS:
             long_enough = len(text) > len(opener) + len(closer)

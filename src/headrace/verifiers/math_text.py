@@ -13,8 +13,11 @@ from typing import Literal, assert_never
 
 from headrace.verifiers.extract import MAX_COMPLETION_CHARS, last_boxed, without_thinking
 
-MAX_CHARS = 1000
-MAX_DEPTH = 20
+MAX_CHARS = 500
+MAX_DEPTH = 8
+"""Of brackets. The time of math-verify's parser grows exponentially with it: 1.3 s at 10."""
+MAX_BARS = 6
+"""Absolute value bars: it is the parser that finds out which of them open."""
 MAX_EXPONENT = 10_000
 """Also bounds the product of the numbers in one exponent, and of powers inside powers."""
 MAX_FACTORIAL = 5_000
@@ -22,6 +25,7 @@ MAX_POWERS = 40
 
 _MARKER = re.compile(r"(?i:\banswer\s*(?:is|:|=)+\s*:?)\**")
 _LOOPS = re.compile(r"\\(?:sum|prod|i*int|oint|lim|limsup|liminf|frac\s*\{\s*d\s*\})(?![a-z])")
+_NESTED_SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*_|[^\s{}]\s*_)")
 _INTEGER = re.compile(r"\d+")
 _PAIRS = {"{": "}", "(": ")", "[": "]"}
 _EXPENSIVE_INSIDE_POWER = re.compile(r"!|\\binom|\\exp|\\sum|\\prod|\\int")
@@ -78,7 +82,18 @@ def over_cap(text: str, *, loops_allowed: bool) -> str | None:
         return f"brackets deeper than {MAX_DEPTH}"
     if not loops_allowed and has_loops(text):
         return "an unevaluated sum, product, integral, limit or derivative"
-    return _power_over_cap(text) or _factorial_over_cap(text)
+    return _parser_over_cap(text) or _power_over_cap(text) or _factorial_over_cap(text)
+
+
+def _parser_over_cap(text: str) -> str | None:
+    """Name what makes math-verify's parser or evaluation slow, other than numbers."""
+    if text.count("|") > MAX_BARS:
+        return f"more than {MAX_BARS} bars"
+    if len(_LOOPS.findall(text)) > 1:
+        return "a sum, product, integral, limit or derivative of another"
+    if text.count("\\exp") > 1 or _NESTED_SUBSCRIPT.search(text):
+        return "an exponential of an exponential, or a subscript of a subscript"
+    return None
 
 
 def _depth(text: str) -> int:

@@ -1,0 +1,126 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.verifiers.extract import extract
+
+FINAL_NUMBER = [
+    ("10 + 5 = 15.", "15"),
+    ("The answer is -5", "-5"),
+    ("= -5", "-5"),
+    ("10 - 5 = 5", "5"),
+    ("10-5", None),
+    ("10 -5", None),
+    ("10 - 5", None),
+    ("(10-5)", None),
+    ("x - 5", None),
+    ("--5", None),
+    ("2*5", None),
+    ("2**15", None),
+    ("\u2212 5", "-5"),
+    ("1,234", "1,234"),
+    ("3.50", "3.50"),
+    ("3/4", "3/4"),
+    ("1/2/3", None),
+    ("3 / 4", None),
+    ("3e0", "3e0"),
+    (".5", ".5"),
+    ("15.", "15"),
+    ("**15**", "15"),
+    ("The **answer is 15**.", "15"),
+    ("$x = -5$", "-5"),
+    ("$5", "5"),
+    ("\\boxed{15}", "15"),
+    ("<answer>15</answer>", "15"),
+    ("answer:15", "15"),
+    ("(15)", "15"),
+    ("(10, 15)", None),
+    ("f(5)", None),
+    ("x5", None),
+    ("1,2", None),
+    ("1, 2", "2"),
+    ("1 2 3 4", "4"),
+    ("12:30", None),
+    ("50%", None),
+    ("1.2.3", None),
+    ("5 apples", None),
+    ("", None),
+    ("9" * 600, None),
+    ("<think>7</think> 8", "8"),
+    ("<think>it is 7", None),
+]
+
+
+@pytest.mark.parametrize(("text", "number"), FINAL_NUMBER)
+def test_final_number_is_the_number_that_ends_the_completion(text: str, number: str | None) -> None:
+    assert extract(text, "final_number") == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("5 apples", "5"),
+        ("10-5", "5"),
+        ("10 - 5 is -5 or so", "-5"),
+        ("1 2 3 4", "4"),
+        ("no", None),
+        ("x5", "5"),
+    ],
+)
+def test_last_number_is_the_last_one_anywhere(text: str, number: str | None) -> None:
+    assert extract(text, "last_number") == number
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("\\boxed{3}", "3"),
+        ("\\boxed{3} no, \\boxed{4}", "4"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("\\boxed{\\boxed{5}}", "5"),
+        ("\\boxed{3} and \\boxed{4", None),
+        ("<think>\\boxed{3}</think> done", None),
+        ("\\boxed{3}</think> done", None),
+        ("<think>\\boxed{3}", None),
+        ("<think>\\boxed{3}</think>\\boxed{4}", "4"),
+        ("3", None),
+    ],
+)
+def test_boxed_is_the_last_closed_box_outside_of_thinking(text: str, content: str | None) -> None:
+    assert extract(text, "boxed") == content
+
+
+def test_without_a_marker_the_whole_completion_is_the_answer() -> None:
+    assert extract("14", "after_last_marker", marker=":") == "14"
+    assert extract("+2:10-5:5+9:14", "after_last_marker", marker=":") == "14"
+
+
+@pytest.mark.parametrize("rule", ["last_number", "final_number", "boxed", "after_last_marker"])
+@pytest.mark.parametrize(
+    "text", ["1" * 900_000, "</a>" * 200_000, "\\boxed{" * 100_000, "-" * 900_000]
+)
+def test_a_huge_completion_takes_no_time(rule: str, text: str) -> None:
+    start = time.monotonic()
+    extract(text, rule)  # type: ignore[arg-type]  # parametrized literals
+    assert time.monotonic() - start < 20.0  # a hang guard: quadratic would take minutes
+
+
+@given(st.text(max_size=300))
+def test_no_text_makes_a_rule_raise(text: str) -> None:
+    for rule in ("whole", "after_last_marker", "last_number", "final_number", "boxed"):
+        extract(text, rule)  # type: ignore[arg-type]  # a tuple of the literals
+
+
+@given(st.integers(-(10**9), 10**9), st.sampled_from(["", ".", "**", " ", "\n", "`", "!"]))
+def test_a_number_at_the_end_is_found_with_its_sign(number: int, closing: str) -> None:
+    assert extract(f"It is = {number}{closing}", "final_number") == str(number)
+
+
+@given(
+    st.integers(0, 999), st.integers(0, 999), st.sampled_from(["-", " - ", " -", "+", "*", " / "])
+)
+def test_an_expression_is_never_paid_as_its_last_number(a: int, b: int, operator: str) -> None:
+    assert extract(f"{a}{operator}{b}", "final_number") is None

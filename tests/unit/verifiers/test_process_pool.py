@@ -1,0 +1,171 @@
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus, WorkerSpec
+
+REWARDS = """
+import os, subprocess, sys, time
+
+def reward(prompt, completion, answer, metadata):
+    print("noise on standard output", flush=True)
+    os.write(1, b"more noise")
+    if completion == "loop":
+        while True:
+            pass
+    if completion == "exit":
+        os._exit(3)
+    if completion == "child":
+        subprocess.Popen(["sleep", "1000"])
+        time.sleep(1000)
+    if completion == "memory":
+        return len(bytearray(8 * 1024**3))
+    return 1.0
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> WorkerSpec:
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS)
+    return WorkerSpec(
+        kind="function",
+        target=f"{file}:reward",
+        num_processes=2,
+        timeout_seconds=0.3,
+        memory_mib=2048,
+    )
+
+
+@pytest.fixture
+def pool(spec: WorkerSpec) -> Iterator[ProcessPool]:
+    pool = ProcessPool(spec)
+    yield pool
+    pool.close_blocking()
+    assert children() == []
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def job(completion: str) -> dict[str, object]:
+    return {"prompt": "p", "completion": completion, "answer": None, "metadata": {}}
+
+
+async def call_all(pool: ProcessPool, *completions: str) -> list[Reply]:
+    return await asyncio.gather(*(pool.call(job(text)) for text in completions))
+
+
+def statuses(pool: ProcessPool, *completions: str) -> list[str]:
+    return [reply.status.value for reply in asyncio.run(call_all(pool, *completions))]
+
+
+def test_nothing_is_started_before_the_first_job(pool: ProcessPool) -> None:
+    assert pool.pids == ()
+    assert children() == []
+
+
+def test_prints_of_the_user_do_not_reach_the_channel(pool: ProcessPool) -> None:
+    assert statuses(pool, "ok", "ok", "ok") == ["ok"] * 3
+
+
+def test_one_endless_loop_costs_one_process_and_no_slot(pool: ProcessPool) -> None:
+    asyncio.run(call_all(pool, "ok", "ok"))
+    before = set(pool.pids)
+    result = statuses(pool, *["ok"] * 7, "loop", *["ok"] * 8)
+    assert result == ["ok"] * 7 + ["timeout"] + ["ok"] * 8
+    assert len(pool.pids) == 2
+    gone = before - set(pool.pids)
+    assert len(gone) == 1
+    assert not psutil.pid_exists(gone.pop())
+
+
+@pytest.mark.slow
+def test_fifty_timeouts_leave_no_zombie_and_a_pool_of_the_same_size(spec: WorkerSpec) -> None:
+    pool = ProcessPool(spec)
+    try:
+        assert statuses(pool, *["loop"] * 50) == ["timeout"] * 50
+        assert len(pool.pids) == 2
+        assert len(children()) == 2
+        assert all(child.status() != psutil.STATUS_ZOMBIE for child in children())
+        assert statuses(pool, "ok") == ["ok"]
+    finally:
+        pool.close_blocking()
+    assert children() == []
+
+
+def test_a_kill_takes_what_the_process_started(pool: ProcessPool) -> None:
+    assert statuses(pool, "child") == ["timeout"]
+    assert all(child.name() != "sleep" for child in children())
+
+
+def test_a_process_that_ends_is_replaced_and_its_job_tried_once_more(pool: ProcessPool) -> None:
+    reply = asyncio.run(pool.call(job("exit")))
+    assert reply.status is ReplyStatus.CRASH
+    assert statuses(pool, "ok") == ["ok"]
+
+
+def test_a_process_killed_from_outside_costs_no_job(pool: ProcessPool) -> None:
+    assert statuses(pool, "ok") == ["ok"]
+    for pid in pool.pids:
+        psutil.Process(pid).kill()
+    assert statuses(pool, "ok") == ["ok"]
+
+
+def test_running_out_of_memory_is_told_apart(pool: ProcessPool) -> None:
+    assert statuses(pool, "memory", "ok") == ["oom", "ok"]
+
+
+def test_the_pool_works_from_any_loop_and_thread(pool: ProcessPool) -> None:
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.extend(statuses(pool, "ok")))
+    thread.start()
+    thread.join(60)
+    assert results + statuses(pool, "ok") == ["ok", "ok"]
+    assert pool.call_blocking(job("ok")).status is ReplyStatus.OK
+
+
+def test_a_cancelled_caller_takes_its_process_with_it(spec: WorkerSpec) -> None:
+    pool = ProcessPool(WorkerSpec(**{**_fields(spec), "timeout_seconds": 100.0}))
+
+    async def give_up() -> None:
+        await pool.call(job("ok"))
+        task = asyncio.create_task(pool.call(job("loop")))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # Answered, so the slot came back.
+        assert (await pool.call(job("ok"))).status is ReplyStatus.OK
+
+    try:
+        asyncio.run(give_up())
+    finally:
+        pool.close_blocking()
+    assert children() == []
+
+
+def test_close_ends_jobs_in_progress_and_may_be_called_twice(spec: WorkerSpec) -> None:
+    pool = ProcessPool(WorkerSpec(**{**_fields(spec), "timeout_seconds": 100.0}))
+
+    async def close_during_a_job() -> Reply:
+        await pool.call(job("ok"))
+        task = asyncio.create_task(pool.call(job("loop")))
+        await asyncio.sleep(0.2)
+        await pool.close()
+        await pool.close()
+        return await task
+
+    assert asyncio.run(close_during_a_job()).status is ReplyStatus.CRASH
+    assert children() == []
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.call_blocking(job("ok"))
+
+
+def _fields(spec: WorkerSpec) -> dict[str, object]:
+    return {name: getattr(spec, name) for name in WorkerSpec.__slots__}
