@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from headrace.errors import RunDirectoryError
-from headrace.monitors import RunHistory, read_run, write_report
+from headrace.monitors import RunHistory, read_rollouts, read_run, write_report
 from headrace.monitors.report.charts import MAX_POINTS, charts_of
 from headrace.monitors.report.samples import comparisons_of
 from headrace.monitors.run_directory import MetricsLine
 
 HOSTILE = (
-    "</script><script>document.documentElement.dataset.owned=1</script>"
+    "</script x><script>document.documentElement.dataset.owned=1</script>"
     '<img src=x onerror="document.documentElement.dataset.owned=1"></pre>{{ 7*7 }}<!--\u2028\ud800'
 )
 
@@ -135,6 +135,8 @@ def test_hostile_text_cannot_break_out_of_the_page(build_run: Callable[..., Path
     assert all("owned" not in text for attrs, text in elements.scripts if not attrs)
     assert "img" not in {tag for tag, _ in elements.tags}
     assert not any("onerror" in attributes for _, attributes in elements.tags)
+    # Not left to the parser: a browser ends a script element in more ways than it knows.
+    assert "<" not in page.split('id="chart-data">')[1].split("</script>")[0]
     assert HOSTILE.replace("\ud800", "?") in {label for _, label in _curves(page)}
     assert html.escape(HOSTILE[:60], quote=True).replace("&quot;", "&#34;") in page
     assert "{{ 7*7 }}" in page
@@ -217,6 +219,19 @@ def test_the_same_held_out_prompt_is_shown_before_and_after(run_directory: Path)
     assert len(held_out.pairs) == 6
     assert all(left.prompt_id == right.prompt_id for left, right in held_out.pairs)
     assert (held_out.pairs[0][0].passed, held_out.pairs[0][1].passed) == (False, True)
+
+
+def test_the_held_out_comparison_shows_the_greedy_rollout(run_directory: Path) -> None:
+    held_out = next(iter(comparisons_of(run_directory)))
+    groups = read_rollouts(run_directory / "rollouts" / "eval-000000.parquet")
+    greedy = {
+        group.prompt.prompt_id: group.rewards[0] == 1.0
+        for group in groups
+        if group.sampling.temperature == 0.0
+    }
+    assert [left.passed for left, _ in held_out.pairs] == [
+        greedy[left.prompt_id] for left, _ in held_out.pairs
+    ]
 
 
 def test_a_very_long_completion_is_clipped(build_run: Callable[..., Path]) -> None:

@@ -106,6 +106,15 @@ def test_a_rollout_that_was_not_scored_has_no_reward_in_the_file(
     assert table["outcome"].to_pylist() == ["pass", "infra"]
 
 
+def test_greedy_and_sampled_rollouts_of_one_prompt_stay_two_groups(
+    tmp_path: Path, make_group: Callable[..., RolloutGroup]
+) -> None:
+    greedy = make_group([1.0], sampling=SamplingParams(temperature=0.0))
+    sampled = make_group([1.0, 0.0], sampling=SamplingParams(temperature=1.0))
+    write_rollouts(tmp_path / "x.parquet", [greedy, sampled])
+    assert read_rollouts(tmp_path / "x.parquet") == (greedy, sampled)
+
+
 def test_a_lone_surrogate_does_not_cost_the_file(
     tmp_path: Path, make_group: Callable[..., RolloutGroup]
 ) -> None:

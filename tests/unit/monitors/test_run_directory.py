@@ -91,6 +91,15 @@ def test_a_rewind_that_cannot_write_leaves_the_old_file(
     assert (run_directory / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_separator_that_json_allows_inside_a_text_is_no_end_of_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").touch()
+    line = {"kind": "note", "step": 1, "time": 1, "message": "a\u2028b\x85c"}
+    text = json.dumps(line, ensure_ascii=False) + "\r\n"
+    (tmp_path / "events.jsonl").write_text(text, encoding="utf-8", newline="")
+    assert [event.message for event in read_run(tmp_path).events] == ["a\u2028b\x85c"]
+
+
 def test_a_step_that_was_done_twice_counts_as_it_was_last_done(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     lines = [
