@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
@@ -139,6 +139,7 @@ def test_warm_up_rises_linearly_and_ends_at_the_peak() -> None:
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
+@settings(deadline=None)
 @given(
     schedule=st.sampled_from(["constant", "linear", "cosine"]),
     warmup=st.integers(0, 20),

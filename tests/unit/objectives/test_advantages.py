@@ -4,7 +4,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.objectives.advantages import AdvantageEstimator, group_advantages, has_spread
@@ -29,6 +29,7 @@ def literal_advantages(scored: list[float], estimator: AdvantageEstimator) -> li
 
 
 @every_estimator
+@settings(deadline=None)
 @given(rewards=rewards_of_a_group)
 def test_advantages_are_those_of_the_literal_formula_over_the_scored_rollouts(
     estimator: AdvantageEstimator, rewards: list[float | None]
@@ -46,6 +47,7 @@ def test_advantages_are_those_of_the_literal_formula_over_the_scored_rollouts(
 
 
 @every_estimator
+@settings(deadline=None)
 @given(rewards=rewards_of_a_group, at=st.integers(0, 16))
 def test_an_unscored_rollout_changes_no_sibling(
     estimator: AdvantageEstimator, rewards: list[float | None], at: int
@@ -102,6 +104,7 @@ def test_a_nan_reward_abstains_like_none() -> None:
     assert advantages == [0.5, None, -0.5, None]
 
 
+@settings(deadline=None)
 @given(offset=st.sampled_from([-1e8, 0.0, 1e8]))
 def test_a_large_offset_costs_no_digits(offset: float) -> None:
     rewards = [offset + 0.0, offset + 0.25, offset + 1.0]

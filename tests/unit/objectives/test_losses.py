@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,6 +24,7 @@ def literal_ppo_clip(log_ratio: float, advantage: float, low: float, high: float
     return min(ratio * advantage, bounded * advantage)
 
 
+@settings(deadline=None)
 @given(
     tokens=st.lists(st.tuples(finite, finite), min_size=1, max_size=20),
     low=st.floats(0.0, 1.0),
@@ -158,6 +159,7 @@ class TabularPolicy:
 
 
 @every_aggregation
+@settings(deadline=None)
 @given(order=st.permutations(range(5)), cuts=st.sets(st.integers(1, 4)))
 def test_every_split_and_packing_gives_the_same_gradient(
     aggregation: Aggregation, order: list[int], cuts: set[int]
