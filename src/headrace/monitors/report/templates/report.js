@@ -95,7 +95,7 @@
     return {
       width,
       height: PLOT_HEIGHT,
-      padding: [8, 12, 0, 0],
+      padding: [8, 20, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: true, y: false }, sync: { key: "step", scales: ["x", null] }, points: { size: 7 } },
       scales: { x: { time: false, range: xRange }, y: { range: yRange(chart.scale) } },
