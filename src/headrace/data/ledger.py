@@ -119,10 +119,10 @@ class Ledger:
 
     def _prepare(self) -> None:
         # A rollback journal and not WAL: run directories lie on network file systems, where WAL
-        # has no shared memory, and a finished ledger is one file. EXTRA also syncs the directory,
-        # without which a power cut could bring back the journal of a committed step.
-        self._connection.execute("PRAGMA journal_mode = DELETE")
-        self._connection.execute("PRAGMA synchronous = EXTRA")
+        # has no shared memory. Truncated and not deleted: a deletion would need the directory
+        # synced too, or a power cut could bring the journal of a committed step back.
+        self._connection.execute("PRAGMA journal_mode = TRUNCATE")
+        self._connection.execute("PRAGMA synchronous = FULL")
         with self._transaction():
             tables = {row[0] for row in self._connection.execute("SELECT name FROM sqlite_master")}
             if not tables:
