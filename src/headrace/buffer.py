@@ -99,10 +99,6 @@ class RolloutBuffer:
             assert self._num_free <= self.num_slots
             self._changed.notify_all()
 
-    def outstanding(self) -> list[Ticket]:
-        """Tickets whose group has not arrived, oldest first."""
-        return [ticket for ticket in self._reserved if self._groups[ticket] is None]
-
     def _batch_size(self) -> int:
         return min(self._groups_per_step, len(self._reserved))
 

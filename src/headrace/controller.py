@@ -8,21 +8,23 @@
     _watch           says what is being waited for when nothing has moved for a while
 
 Owns invariant 9, and the order that makes 7 hold: weights are published before a step is settled,
-and slots are freed last, so that a group admitted afterwards is born fresh.
+and slots are freed last, so that a group admitted afterwards is born fresh. Whatever fails first
+is raised as it is, everything else having been cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from headrace.buffer import RolloutBuffer, Ticket
 from headrace.data import Draw, Ledger, PromptStream
-from headrace.errors import HeadraceError, RunError
+from headrace.errors import GeneratorFailure, NoSignalError
 from headrace.monitors import EvaluationMode, evaluation_metrics, rollout_metrics
 from headrace.roles import Generator, Learner, Monitor, Verifier, WeightSync
 from headrace.types import (
@@ -40,6 +42,8 @@ from headrace.types import (
 
 WATCH_SECONDS = 60.0
 """How long nothing may arrive before the controller names what it waits for."""
+MAX_DROPPED_BATCHES = 20
+"""A step for which so many batches of groups were dropped will not come together."""
 
 
 class Checkpoints(Protocol):
@@ -114,8 +118,6 @@ class _StepInProgress:
     generate_seconds: float = 0.0
     last_rollout_at: float = 0.0
     last_verdict_at: float = 0.0
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Group id -> reason, since the last step."""
 
     @property
     def score_seconds(self) -> float:
@@ -126,14 +128,20 @@ class _StepInProgress:
 class Controller:
     """Runs one training run to its end."""
 
-    def __init__(self, plan: Plan, parts: Parts) -> None:
+    def __init__(self, plan: Plan, parts: Parts, *, watch_seconds: float = WATCH_SECONDS) -> None:
         self._plan = plan
         self._parts = parts
+        self._watch_seconds = watch_seconds
         self._stop_requested = False
         self._step_done = plan.start_step
         self._policy_version = plan.start_version
         self._checkpointed_step = plan.start_step
+        # A resumed run has the evaluation of its checkpoint's step on record, if one was due.
+        resumed_at_one = plan.start_step > 0 and plan.start_step % self._evaluation_every == 0
+        self._evaluated_step = plan.start_step if resumed_at_one else None
         self._current = _StepInProgress(time.monotonic())
+        self._dropped: dict[str, str] = {}
+        """Group id -> reason, of what no step has settled yet."""
         self._in_flight: dict[Ticket, str] = {}
         self._last_arrival: float | None = None
 
@@ -142,30 +150,34 @@ class Controller:
         self._stop_requested = True
 
     async def run(self) -> RunOutcome:
-        """Publish the first weights, train, and return. Raises the first cause of a failure."""
+        """Publish the first weights, train, and return.
+
+        Raises the first cause of a failure as it is, a fault of ours included.
+        """
         # Before the first rollout: a broken path fails here, and a resumed run starts fresh.
         await self._parts.weight_sync.publish(self._policy_version)
         if self._plan.start_step == 0:
             await self._evaluate()
-        self._current = _StepInProgress(time.monotonic())
         try:
             async with asyncio.TaskGroup() as tasks:
                 others = [
-                    tasks.create_task(self._generate_loop(tasks), name="generate"),
+                    tasks.create_task(self._generate_loop(), name="generate"),
                     tasks.create_task(self._watch(), name="watch"),
                 ]
                 await self._learn_loop()
                 for task in others:
                     task.cancel()
-        except* HeadraceError as failures:
-            raise _first_cause(failures) from failures
+        except BaseExceptionGroup as failures:
+            first = _first_cause(failures)
+            # With its own cause: the group around it would only say it again.
+            raise first from first.__cause__
         return RunOutcome(
             num_steps_done=self._step_done,
             policy_version=self._policy_version,
             stopped_early=self._stop_requested and self._step_done < self._plan.num_steps,
         )
 
-    async def _generate_loop(self, tasks: asyncio.TaskGroup) -> None:
+    async def _generate_loop(self) -> None:
         """Waits for free slots; unblocked by ``_learn_loop`` and by dropped groups."""
         while True:
             tickets = await self._parts.buffer.reserve(self._plan.groups_per_step)
@@ -175,9 +187,9 @@ class Controller:
             if not draws:
                 await self._parts.buffer.close_admission()
                 return
-            await self._wave(tasks, dict(zip(tickets, draws, strict=False)))
+            await self._wave(dict(zip(tickets, draws, strict=False)))
 
-    async def _wave(self, tasks: asyncio.TaskGroup, draws: Mapping[Ticket, Draw]) -> None:
+    async def _wave(self, draws: Mapping[Ticket, Draw]) -> None:
         """Generate one wave of groups, each scored as soon as it is whole.
 
         Refills wait for the whole wave: what is generated together must not depend on how fast a
@@ -186,16 +198,19 @@ class Controller:
         began = time.monotonic()
         tickets = {draw.group_id: ticket for ticket, draw in draws.items()}
         self._in_flight.update({ticket: draw.group_id for ticket, draw in draws.items()})
-        scoring = []
-        async for group in self._parts.generator.generate(
-            [self._request(d) for d in draws.values()]
-        ):
-            self._note_arrival()
-            scoring.append(tasks.create_task(self._score(tickets[group.group_id], group)))
-        # Before any await: the last group's score task must not run before this is noted.
-        self._current.last_rollout_at = time.monotonic()
-        self._current.generate_seconds += self._current.last_rollout_at - began
-        await asyncio.gather(*scoring)
+        # A group of tasks: what is being scored ends with this wave, however it ends.
+        async with asyncio.TaskGroup() as scoring:
+            requests = [self._request(draw) for draw in draws.values()]
+            async for group in self._parts.generator.generate(requests):
+                self._note_arrival()
+                scoring.create_task(self._score(tickets.pop(group.group_id), group))
+            if tickets:
+                msg = f"the generator ended without groups {', '.join(sorted(tickets))}"
+                raise GeneratorFailure(msg)
+            # Before any await: the last group's score task must not run before this is noted.
+            self._current.last_rollout_at = time.monotonic()
+            began = max(began, self._current.began_at)
+            self._current.generate_seconds += self._current.last_rollout_at - began
 
     def _request(self, draw: Draw) -> GenerationRequest:
         return GenerationRequest(
@@ -219,27 +234,60 @@ class Controller:
         if num_scored >= min(2, group.group_size):
             await self._parts.buffer.deliver(ticket, scored)
             return
-        reason = _failure_reason(scored)
-        self._current.dropped[group.group_id] = reason
-        self._event("dropped", f"group {group.group_id} dropped: {reason}")
+        self._note_dropped(group.group_id, _failure_reason(scored))
         await self._parts.buffer.drop(ticket)
+
+    def _note_dropped(self, group_id: str, reason: str) -> None:
+        """Keep the reason for the ledger. Raises NoSignalError when a step never comes together."""
+        self._dropped[group_id] = reason
+        self._event("dropped", f"group {group_id} dropped: {reason}")
+        if len(self._dropped) > MAX_DROPPED_BATCHES * self._plan.groups_per_step:
+            msg = f"step {self._step_done + 1} never came together: {self._drop_reasons()}"
+            raise NoSignalError(msg)
+
+    def _drop_reasons(self) -> str:
+        """Say how many groups were dropped since the last step, the commonest reasons first."""
+        reasons = Counter(self._dropped.values()).most_common(3)
+        listed = "; ".join(f"{count} for: {reason}" for reason, count in reasons)
+        return f"{len(self._dropped)} groups were dropped, {listed}"
 
     async def _learn_loop(self) -> None:
         """Waits for a full batch; unblocked by ``_score``. The only loop that may end the run."""
+        num_held = 0
         while self._step_done < self._plan.num_steps and not self._stop_requested:
+            self._current = _StepInProgress(time.monotonic())
+            # What is admitted after this line is generated with the published weights.
+            await self._parts.buffer.release(num_held)
             groups = await self._parts.buffer.take_batch(lambda: self._policy_version)
             if not groups:
+                await self._prompts_are_exhausted()
                 break
             await self._train(groups)
+            num_held = len(groups)
             if self._is_due(self._evaluation_every):
                 await self._evaluate()
             if self._is_due(self._plan.checkpoint_every):
                 await self._checkpoint()
-            self._current = _StepInProgress(time.monotonic())
-            # Last: what is admitted after this line is generated with the published weights.
-            await self._parts.buffer.release(len(groups))
         if self._step_done > self._checkpointed_step:
             await self._checkpoint()
+
+    async def _prompts_are_exhausted(self) -> None:
+        """End sooner than planned, which dropped groups lead to.
+
+        What was dropped since the last step is settled with it: no other step will come. Raises
+        NoSignalError when there was nothing to do, since that is no success.
+        """
+        if self._step_done == 0:
+            msg = f"no prompt was left to train on: {self._drop_reasons()}"
+            raise NoSignalError(msg)
+        if self._step_done == self._plan.start_step and not self._dropped:
+            msg = (
+                "no prompt was left to train on: every epoch was finished before; raise num_epochs"
+            )
+            raise NoSignalError(msg)
+        self._parts.ledger.settle(self._step_done, [], self._dropped)
+        if self._evaluated_step != self._step_done:
+            await self._evaluate()
 
     @property
     def _evaluation_every(self) -> int:
@@ -259,9 +307,8 @@ class Controller:
         staleness = self._staleness(groups)
         self._policy_version = result.policy_version
         self._step_done += 1
-        self._parts.ledger.settle(
-            self._step_done, [group.group_id for group in groups], self._current.dropped
-        )
+        dropped, self._dropped = self._dropped, {}
+        self._parts.ledger.settle(self._step_done, [group.group_id for group in groups], dropped)
         seconds = {
             "generate": self._current.generate_seconds,
             "score": self._current.score_seconds,
@@ -269,7 +316,8 @@ class Controller:
             "publish": ended - publishing,
             "step": ended - self._current.began_at,
         }
-        self._report(groups, result, seconds, staleness)
+        counts = {"learner/staleness/max": staleness, "verifier/groups/num_dropped": len(dropped)}
+        self._report(groups, result, seconds, counts)
 
     def _staleness(self, groups: Sequence[RolloutGroup]) -> int:
         """Return the largest staleness in the batch, when it was taken."""
@@ -281,17 +329,16 @@ class Controller:
         groups: Sequence[RolloutGroup],
         result: StepResult,
         seconds: Mapping[str, float],
-        staleness: int,
+        counts: Mapping[str, int],
     ) -> None:
         metrics = rollout_metrics(groups)
         tokens = metrics.get("generator/tokens/num_completion_tokens", 0.0)
         rollouts = sum(group.group_size for group in groups)
         metrics |= {f"controller/time/{name}_seconds": value for name, value in seconds.items()}
+        metrics |= {name: float(count) for name, count in counts.items()}
         metrics |= {
             "generator/throughput/tokens_per_second": tokens / max(seconds["generate"], 1e-9),
             "generator/throughput/rollouts_per_second": rollouts / max(seconds["step"], 1e-9),
-            "learner/staleness/max": float(staleness),
-            "verifier/groups/num_dropped": float(len(self._current.dropped)),
         }
         self._parts.monitor.on_step(
             StepRecord(
@@ -313,6 +360,7 @@ class Controller:
             plan, parts.generator, parts.verifier, self._plan.seed
         )
         metrics["controller/time/eval_seconds"] = time.monotonic() - began
+        self._evaluated_step = self._step_done
         parts.monitor.on_evaluation(
             EvaluationRecord(
                 step=self._step_done,
@@ -339,9 +387,9 @@ class Controller:
         """Every so often, say what is missing if nothing arrived. Ended by `run`."""
         began = time.monotonic()
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(self._watch_seconds)
             silence = time.monotonic() - (self._last_arrival or began)
-            if self._in_flight and silence > WATCH_SECONDS:
+            if self._in_flight and silence >= self._watch_seconds:
                 missing = ", ".join(sorted(self._in_flight.values())[:5])
                 self._event(
                     "waiting",
@@ -397,9 +445,9 @@ def _failure_reason(group: RolloutGroup) -> str:
     return f"too few verdicts ({infra} of {group.group_size} were failures of ours): {detail}"
 
 
-def _first_cause(failures: BaseExceptionGroup[HeadraceError]) -> HeadraceError:
+def _first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the failure that came first: the others followed from it."""
     first: BaseException = failures
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
-    return first if isinstance(first, HeadraceError) else RunError(repr(first))
+    return first

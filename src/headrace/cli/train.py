@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from itertools import count, takewhile
 from pathlib import Path
@@ -68,8 +69,9 @@ def _say_how_it_ended(
     outcome: RunOutcome, recipe: str, directory: Path, overrides: list[str] | None
 ) -> None:
     if outcome.stopped_early:
+        kept = ", checkpoint written" if outcome.num_steps_done else ", before the first one"
         typer.echo(
-            f"stopped after step {outcome.num_steps_done}, checkpoint written; "
+            f"stopped after step {outcome.num_steps_done}{kept}; "
             f"{_how_to_resume(recipe, directory, overrides)}"
         )
     else:
@@ -78,5 +80,6 @@ def _say_how_it_ended(
 
 
 def _how_to_resume(recipe: str, directory: Path, overrides: list[str] | None) -> str:
-    settings = "".join(f" --set {override}" for override in overrides or ())
-    return f"go on with: headrace train {recipe}{settings} --output {directory} --resume"
+    settings = [word for override in overrides or () for word in ("--set", override)]
+    command = ["headrace", "train", recipe, *settings, "--output", str(directory), "--resume"]
+    return f"go on with: {shlex.join(command)}"

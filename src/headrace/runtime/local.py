@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -42,6 +43,8 @@ from headrace.types import RunEvent, SamplingParams
 from headrace.verifiers import build_verifier
 from headrace.weight_sync import MemoryWeightSync
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
@@ -60,14 +63,8 @@ class LocalRun:
         """
         config, prepared = self.prepared.config, self.prepared
         torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
-        store, last = self._open_directory()
         num_steps = _num_steps(config, len(prepared.train.prompts))
-        if last is not None and last.step >= num_steps:
-            msg = (
-                f"--resume: {self.output} has already made its {num_steps} steps; raise num_steps "
-                "or num_epochs to go on"
-            )
-            raise RunDirectoryError(msg)
+        store, last = self._open_directory(num_steps)
         async with AsyncExitStack() as stack:
             controller = await self._build(stack, store, last, num_steps)
             if on_start is not None:
@@ -76,12 +73,13 @@ class LocalRun:
                 return await controller.run()
             finally:
                 # Also after a failure: the report is where one looks first.
-                await asyncio.to_thread(write_report, self.output)
+                await asyncio.to_thread(_write_report, self.output)
 
-    def _open_directory(self) -> tuple[CheckpointStore, StoredCheckpoint | None]:
+    def _open_directory(self, num_steps: int) -> tuple[CheckpointStore, StoredCheckpoint | None]:
+        """Make the directory, or check that it can be resumed before anything in it changes."""
         config = self.prepared.config
         if self.resume:
-            run_files.reopen(self.output, config)
+            run_files.check_same_run(self.output, config)
         else:
             run_files.create(self.output, config)
         mark = run_files.fingerprint(config, self.prepared.model.directory)
@@ -97,6 +95,14 @@ class LocalRun:
                 f"{self.prepared.model.directory}; give the model it started from"
             )
             raise RunDirectoryError(msg)
+        if last is not None and last.step >= num_steps:
+            msg = (
+                f"--resume: {self.output} has already made {last.step} of its {num_steps} steps; "
+                "raise num_steps or num_epochs to go on"
+            )
+            raise RunDirectoryError(msg)
+        if self.resume:
+            run_files.record(self.output, config)
         return store, last
 
     async def _build(
@@ -216,6 +222,16 @@ def evaluation_plan(prepared: PreparedRun) -> EvaluationPlan | None:
         pass_at_k=config.eval.pass_at_k,
         pass_threshold=config.verifier.pass_threshold,
     )
+
+
+def _write_report(directory: Path) -> None:
+    """Write the report. Without room for it the run has still ended as it did, so only say so."""
+    try:
+        write_report(directory)
+    except (OSError, RunDirectoryError) as error:
+        _LOG.warning(
+            "the report was not written: %s; write it with: headrace report %s", error, directory
+        )
 
 
 async def _restore(learner: TorchLearner, last: StoredCheckpoint | None) -> int:

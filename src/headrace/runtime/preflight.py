@@ -6,7 +6,8 @@ result holds what the run then uses: nothing is read twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from headrace.models.catalogue import resolve_model
 from headrace.models.checkpoint import ignored_sampling_options, read_hf_config
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.tokenizer import Tokenizer
+from headrace.types import Message
 from headrace.verifiers import answer_checker, check_function, needs_answer
 
 
@@ -75,8 +77,7 @@ def preflight(config: RunConfig) -> Preflight:
         if isinstance(component, FunctionConfig):
             with _collect(found):
                 check_function(component.path)
-    if found.model is not None:
-        _load_data(found, found.model)
+    _load_data(found)
     return found
 
 
@@ -154,12 +155,15 @@ def _available_bytes() -> int | None:
     return None
 
 
-def _load_data(found: Preflight, model: PreparedModel) -> None:
-    """Load the training prompts, then the held-out ones without those that are trained on."""
+def _load_data(found: Preflight) -> None:
+    """Load the training prompts, then the held-out ones without those that are trained on.
+
+    Without a model the rows are read all the same: only their length in tokens stays unknown.
+    """
     config = found.config
     checked = config.verifier if needs_answer(config.verifier) else None
     with _collect(found), answer_checker(config.verifier) as check_answer:
-        load = _Loader(config, model, check_answer if checked else None)
+        load = _Loader(config, found.model, check_answer if checked else None)
         trained_on: set[str] = set()
         with _collect(found):
             found.train = load("train", config.data.train, frozenset())
@@ -170,23 +174,38 @@ def _load_data(found: Preflight, model: PreparedModel) -> None:
     found.notes += _data_notes(found)
 
 
+class _UnknownTokenizer:
+    """Stands in where there is no model: every text is one token and nothing is refused."""
+
+    has_chat_template = True
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        del text
+        return (0,)
+
+    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        del messages
+        return (0,)
+
+
 @dataclass(frozen=True)
 class _Loader:
     config: RunConfig
-    model: PreparedModel
+    model: PreparedModel | None
     check_answer: Callable[[str], str | None] | None
 
     def __call__(self, name: str, source: SourceConfig, exclude: frozenset[str]) -> LoadReport:
         sampling = self.config.sampling if name == "train" else self.config.eval_sampling
+        model = self.model
         try:
             return load_prompts(
                 self.config.data,
                 source,
-                self.model.tokenizer,
+                _UnknownTokenizer() if model is None else model.tokenizer,
                 source_name=name,
                 needs_answer=self.check_answer is not None,
                 check_answer=self.check_answer,
-                max_context=self.model.decoder_config.max_positions,
+                max_context=sys.maxsize if model is None else model.decoder_config.max_positions,
                 max_tokens=sampling.max_tokens,
                 exclude=exclude,
             )

@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.config import RunConfig, dump_config
 from headrace.errors import RunDirectoryError
+from headrace.monitors.run_directory import replace_file
 
 CONFIG_FILE = "config.json"
 LEDGER_FILE = "ledger.sqlite"
@@ -40,32 +41,37 @@ def create(directory: Path, config: RunConfig) -> None:
     if directory.exists() and not directory.is_dir():
         msg = f"output {directory} is a file; give a directory"
         raise RunDirectoryError(msg)
-    if directory.is_dir() and any(directory.iterdir()):
-        found = "a run" if (directory / CONFIG_FILE).is_file() else "other files"
-        msg = (
-            f"output {directory} already holds {found}; continue it with --resume, "
-            "or give another --output"
-        )
-        raise RunDirectoryError(msg)
     try:
+        if directory.is_dir() and any(directory.iterdir()):
+            raise RunDirectoryError(_taken(directory))
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8")
+    except OSError as error:
+        msg = f"output {directory} cannot be written: {error}"
+        raise RunDirectoryError(msg) from error
+    record(directory, config)
+
+
+def record(directory: Path, config: RunConfig) -> None:
+    """Write the settings the run goes on with; a kill leaves the old file or the new one."""
+    try:
+        replace_file(directory / CONFIG_FILE, dump_config(config).encode())
     except OSError as error:
         msg = f"output {directory} cannot be written: {error}"
         raise RunDirectoryError(msg) from error
 
 
-def reopen(directory: Path, config: RunConfig) -> None:
-    """Check that ``directory`` is a run of the same recipe and record the new settings.
+def check_same_run(directory: Path, config: RunConfig) -> None:
+    """Check that ``directory`` is a run of the same recipe; changes nothing.
 
     Raises RunDirectoryError naming every setting that differs and may not.
     """
-    path = directory / CONFIG_FILE
-    if not path.is_file():
-        msg = f"--resume: {directory} holds no run (no {CONFIG_FILE}); leave --resume out to start"
+    before = _recorded(directory)
+    if before is None:
+        msg = (
+            f"--resume: {directory} holds no run (no {CONFIG_FILE} of headrace in it); "
+            "leave --resume out to start one, or give the --output of the run"
+        )
         raise RunDirectoryError(msg)
-    before = json.loads(path.read_text(encoding="utf-8"))
-    after = json.loads(dump_config(config))
     differences = list(_differences(_bound(before), _binding(config)))
     if differences:
         msg = (
@@ -73,8 +79,29 @@ def reopen(directory: Path, config: RunConfig) -> None:
             "Give them as they were, or another --output"
         )
         raise RunDirectoryError(msg)
-    if before != after:
-        path.write_text(dump_config(config), encoding="utf-8")
+
+
+def _taken(directory: Path) -> str:
+    if _recorded(directory) is not None:
+        return (
+            f"output {directory} already holds a run; continue it with --resume, "
+            "or give another --output"
+        )
+    return f"output {directory} already holds other files; give an empty or a new --output"
+
+
+def _recorded(directory: Path) -> dict[str, Any] | None:
+    """Return the settings of the run in ``directory``; None if headrace wrote none there.
+
+    A model's directory has a config.json too.
+    """
+    try:
+        found = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    sections = ("model", "data", "learner") if isinstance(found, dict) else ()
+    known = sections and all(isinstance(found.get(name), dict) for name in sections)
+    return found if known else None
 
 
 def _binding(config: RunConfig) -> dict[str, Any]:
@@ -84,7 +111,8 @@ def _binding(config: RunConfig) -> dict[str, Any]:
 def _bound(dumped: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a resumed run must keep."""
     kept = {key: value for key, value in dumped.items() if key not in _FREE_KEYS}
-    if dumped["learner"]["optimizer"]["schedule"] != "constant":
+    optimizer = dumped["learner"].get("optimizer", {})
+    if optimizer.get("schedule") != "constant":
         # The schedule ends with the run: another length would be another learning rate.
         kept |= {key: dumped.get(key) for key in ("num_steps", "num_epochs")}
     return kept
