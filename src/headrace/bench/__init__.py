@@ -1,0 +1,76 @@
+"""Measurements, one file per name; each says in its docstring what is measured and what is not.
+
+Nothing heavy is imported before a measurement begins: the reward of `step` lives in this package
+and is imported by every process that scores with it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+
+from headrace.bench import memory, quickstart, smollm2, startup, step
+from headrace.bench.result import (
+    Benchmark,
+    BenchResult,
+    Progress,
+    describe_machine,
+    installed_versions,
+    num_usable_cpus,
+)
+from headrace.errors import ConfigError
+
+__all__ = ["BENCHMARKS", "BenchResult", "Benchmark", "Progress", "run_benchmark"]
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        quickstart.BENCHMARK,
+        smollm2.BENCHMARK,
+        step.BENCHMARK,
+        startup.BENCHMARK,
+        memory.BENCHMARK,
+    )
+}
+
+_BUSY_SHARE = 0.25
+"""Load for each core above which a measurement is not of this program alone."""
+
+
+def run_benchmark(name: str, against: str | None, progress: Progress) -> BenchResult:
+    """Measure ``name``, beside the peer ``against`` if given.
+
+    Raises ConfigError for an unknown name or peer, UserError when something must be brought
+    first, and RunError when what is measured fails.
+    """
+    benchmark = _benchmark(name)
+    if against is not None and against not in benchmark.peers:
+        raise ConfigError(_unknown_peer(benchmark, against))
+    machine = describe_machine()
+    if os.getloadavg()[0] > _BUSY_SHARE * num_usable_cpus():
+        progress(
+            f"note: other work is running (load average {os.getloadavg()[0]:.1f}): these figures "
+            "are of a busy machine"
+        )
+    figures = benchmark.measure(against, progress)
+    versions = installed_versions([] if against is None else [against])
+    return BenchResult(name=name, machine=machine, versions=versions, figures=figures)
+
+
+def _benchmark(name: str) -> Benchmark:
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    close = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.4)
+    meant = f"did you mean {close[0]}? " if close else ""
+    msg = f"bench {name}: no such measurement; {meant}there are {', '.join(BENCHMARKS)}"
+    raise ConfigError(msg)
+
+
+def _unknown_peer(benchmark: Benchmark, against: str) -> str:
+    if not benchmark.peers:
+        return (
+            f"bench {benchmark.name} --against {against}: this one has no peer; leave --against out"
+        )
+    peers = ", ".join(benchmark.peers)
+    return f"bench {benchmark.name} --against {against}: unknown peer; allowed: {peers}"
