@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.options import AsJson
+
 
 class Kind(StrEnum):
     """Verifiers that need nothing but a task and an answer."""
@@ -24,8 +26,11 @@ def verify(
     kind: Annotated[Kind, typer.Option(help="Which verifier.")],
     task: Annotated[Path, typer.Option(help='JSON file with "answer", and "prompt" if you like.')],
     answer: Annotated[Path, typer.Option(help="Text file with the completion to score.")],
+    *,
+    as_json: AsJson = True,
 ) -> None:
-    """Score one completion and print its Verdict as JSON."""
+    """Score one completion and print its Verdict as JSON, which is the only form it has."""
+    del as_json
     from pydantic import TypeAdapter
 
     from headrace.config import ComponentConfig, VerifierConfig
