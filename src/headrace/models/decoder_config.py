@@ -159,7 +159,7 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     if not config.get("use_sliding_window", False):
         return (None,) * num_layers
     kinds = config.get("layer_types") or [
-        "sliding_attention" if layer >= config.get("max_window_layers", 0) else "full_attention"
+        "sliding_attention" if layer >= config.get("max_window_layers", 28) else "full_attention"
         for layer in range(num_layers)
     ]
     return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)

@@ -9,14 +9,17 @@ engine only while nothing runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 
+from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.torch_engine.rollout_state import GroupCollector, RunningRollouts
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.sampling import draw, uniforms
 from headrace.generators.torch_engine.scheduler import Branch, Scheduler
-from headrace.types import FinishReason, GenerationRequest
+from headrace.models.weights import checksum
+from headrace.types import FinishReason, GenerationRequest, WeightUpdate
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> text, special tokens left out."""
@@ -30,16 +33,42 @@ class Engine:
         self._scheduler = scheduler
         self._decode = decode
         self._running = RunningRollouts()
-        self.policy_version: int | None = None
+        self._policy_version: int | None = None
+        self._refusal = "asked to generate before the first update_weights"
 
     @property
     def has_work(self) -> bool:
         """Whether any rollout runs or waits."""
-        return len(self._running) + len(self._scheduler) > 0
+        return len(self._running) > 0 or not self._scheduler.is_empty
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue every rollout of ``requests``."""
-        self._scheduler.submit(requests)
+    @property
+    def num_running(self) -> int:
+        """Rollouts that hold a slot."""
+        return len(self._running)
+
+    def load(self, update: WeightUpdate) -> None:
+        """Replace every weight and prove that all of them arrived. Only while nothing runs.
+
+        Raises WeightSyncError, after which the engine refuses to sample until a load succeeds.
+        """
+        assert not self.has_work, "rollouts in flight would mix two versions"
+        self._policy_version = None
+        self._refusal = f"the weights of version {update.policy_version} did not arrive whole"
+        self._runner.load(update.tensors)
+        held = checksum(self._runner.weights())
+        if held != update.checksum:
+            msg = f"checksum {held:x} of the loaded weights, {update.checksum:x} was published"
+            raise WeightSyncError(msg)
+        self._policy_version = update.policy_version
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[GroupCollector]:
+        """Queue every rollout of ``requests``; return where each group will be collected.
+
+        Raises GeneratorFailure while there are no whole weights to sample from.
+        """
+        if self._policy_version is None:
+            raise GeneratorFailure(self._refusal)
+        return self._scheduler.submit(requests)
 
     @torch.inference_mode()
     def step(self) -> list[GroupCollector]:
@@ -49,6 +78,20 @@ class Engine:
             self._sample(slice(0, len(self._running)), self._runner.decode(self._running))
             finished += self._retire()
         return finished
+
+    @torch.inference_mode()
+    def drop(self, collectors: AbstractSet[GroupCollector]) -> None:
+        """Take back every rollout of ``collectors``, running or waiting."""
+        self._scheduler.drop(collectors)
+        gone = [ticket.collector in collectors for ticket in self._running.tickets]
+        if any(gone):
+            self._close_gaps(torch.tensor(gone))
+
+    def abort(self) -> None:
+        """Forget everything that runs or waits, and the cache, which may hold what went wrong."""
+        self._scheduler.clear()
+        self._running = RunningRollouts()
+        self._runner.clear_cache()
 
     def _admit(self, branches: Sequence[Branch]) -> list[GroupCollector]:
         """Prefill ``branches`` and sample their first tokens."""
@@ -84,8 +127,8 @@ class Engine:
         return whole
 
     def _collect(self, row: int, reason: FinishReason) -> bool:
-        assert self.policy_version is not None
-        rollout = self._running.finished(row, reason, self.policy_version)
+        assert self._policy_version is not None
+        rollout = self._running.finished(row, reason, self._policy_version)
         return self._running.tickets[row].collector.add(rollout)
 
     def _close_gaps(self, ended: torch.Tensor) -> None:
@@ -108,19 +151,22 @@ class Engine:
         for row, ticket in enumerate(self._running.tickets):
             strings = ticket.request.sampling.stop_strings
             if strings:
-                hit[row] = self._ends_with_any(row, strings)
+                hit[row] = self._completed_any(row, strings)
         return hit
 
-    def _ends_with_any(self, row: int, strings: Sequence[str]) -> bool:
-        # Every token holds at least one byte, so this many tokens hold any stop string and the
-        # character before it; the rest of the completion was searched at earlier steps.
-        window = max(len(string.encode()) for string in strings) + 4
+    def _completed_any(self, row: int, strings: Sequence[str]) -> bool:
+        """Search as much of the tail as can hold a stop string that ends in the newest token."""
+        longest = max(len(string) for string in strings)
         length = int(self._running.num_generated[row])
-        tail = self._running.token_ids[row, max(0, length - window) : length].tolist()
-        text = self._decode(tail)
-        return any(string in text for string in strings)
-
-    def abort(self) -> None:
-        """Forget everything that runs or waits."""
-        self._scheduler.clear()
-        self._running = RunningRollouts()
+        completion = self._running.token_ids[row, :length].tolist()
+        window = 2 * longest + 4
+        while True:
+            tail = completion[-window:]
+            text = self._decode(tail)
+            if any(string in text for string in strings):
+                return True
+            # Special tokens and parts of a character add no text, so tokens cannot be counted on:
+            # what lies before the newest one must hold a whole stop string and a broken character.
+            if window >= length or len(self._decode(tail[:-1])) > longest:
+                return False
+            window *= 2

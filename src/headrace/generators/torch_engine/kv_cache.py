@@ -19,7 +19,7 @@ class KVCache:
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
         self.device = device
-        self._options = {"dtype": dtype, "device": device}
+        self._dtype = dtype
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self.num_slots = 0
@@ -32,18 +32,26 @@ class KVCache:
         slots, width = max(num_slots, self.num_slots), max(length, self.length)
         config = self._config
         shape = (slots, config.num_kv_heads, width, config.head_dim)
-        layers = range(config.num_layers)
-        self._keys = [self._grown(layer, self._keys, shape) for layer in layers]
-        self._values = [self._grown(layer, self._values, shape) for layer in layers]
+        if not self._keys:
+            empty = (0, config.num_kv_heads, 0, config.head_dim)
+            self._keys = [self._zeros(empty) for _ in range(config.num_layers)]
+            self._values = [self._zeros(empty) for _ in range(config.num_layers)]
+        # One by one, so that old and new stand side by side for a single layer only.
+        for tensors in (self._keys, self._values):
+            for layer, old in enumerate(tensors):
+                new = self._zeros(shape)
+                new[: self.num_slots, :, : self.length] = old
+                tensors[layer] = new
         self.num_slots, self.length = slots, width
 
-    def _grown(self, layer: int, old: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-        # Zeros, not empty: a masked cell must be finite, or 0 * NaN would leak.
-        new = torch.zeros(shape, **self._options)  # type: ignore[call-overload]
-        if old:
-            new[: self.num_slots, :, : self.length] = old[layer]
-        assert isinstance(new, Tensor)
-        return new
+    def clear(self) -> None:
+        """Give everything back."""
+        self._keys, self._values = [], []
+        self.num_slots = self.length = 0
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        """Zeros, not empty: a masked cell must be finite, or 0 * NaN would leak."""
+        return torch.zeros(shape, dtype=self._dtype, device=self.device)
 
     def view(self, layer: int, num_slots: int, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [num_slots, kv_heads, length, head_dim], not copied."""

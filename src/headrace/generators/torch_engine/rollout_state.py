@@ -59,9 +59,12 @@ class FinishedRollout:
         )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class GroupCollector:
-    """Collects the rollouts of one request until all have ended."""
+    """Collects the rollouts of one request until all have ended.
+
+    Compared by identity: two calls may use one group id, and each gets its own rollouts.
+    """
 
     request: GenerationRequest
     finished: list[FinishedRollout] = field(default_factory=list)
@@ -169,7 +172,8 @@ def _stop_table(tickets: Sequence[Ticket]) -> Tensor:
     """Return [n, S] stop ids, filled up with an id that no token has."""
     rows = [ticket.request.sampling.stop_token_ids for ticket in tickets]
     width = max((len(row) for row in rows), default=0)
-    return torch.tensor([(*row, *(NO_TOKEN,) * (width - len(row))) for row in rows]).view(-1, width)
+    table = [(*row, *(NO_TOKEN,) * (width - len(row))) for row in rows]
+    return torch.tensor(table, dtype=torch.int64).view(len(rows), width)
 
 
 def sampling_rows(params: Sequence[SamplingParams]) -> SamplingRows:
@@ -181,4 +185,5 @@ def sampling_rows(params: Sequence[SamplingParams]) -> SamplingRows:
         min_p=torch.tensor([param.min_p for param in params], dtype=torch.float32),
         truncates=any(param.truncates for param in params),
         any_greedy=any(param.temperature == 0 for param in params),
+        any_scaled=any(param.temperature not in {0.0, 1.0} for param in params),
     )

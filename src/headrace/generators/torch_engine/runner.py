@@ -6,17 +6,21 @@ of two versions: `load` replaces all of them between two passes, on the thread t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.kv_cache import KVCache
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Branch
 from headrace.models.attention import PackedCausal, positions_of
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
+
+MAX_NAMED = 3
+"""Weights that an error names; a half-sent model would fill the screen."""
 
 
 class ModelRunner:
@@ -34,11 +38,20 @@ class ModelRunner:
         self.config = config
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace every weight by the one of the same name in ``tensors``, casting if need be.
+        """Replace every weight by the one of the same name in ``tensors``.
 
-        Raises KeyError or RuntimeError when a name or a shape does not fit.
+        Raises WeightSyncError, before anything is replaced, when a name, a shape or a dtype does
+        not fit: a cast here would leave weights that nobody published.
         """
-        self._decoder.load_state_dict(tensors, strict=True)
+        held = self.weights()
+        if misfits := list(_misfits(held, tensors)):
+            more = len(misfits) - MAX_NAMED
+            raise WeightSyncError(
+                "; ".join(misfits[:MAX_NAMED]) + f" (and {more} more)" * (more > 0)
+            )
+        with torch.no_grad():
+            for name, weight in held.items():
+                weight.copy_(tensors[name])
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return name -> weight as held."""
@@ -47,6 +60,10 @@ class ModelRunner:
     def reserve(self, num_slots: int, length: int) -> None:
         """Make room in the cache for ``num_slots`` rollouts of ``length`` tokens."""
         self._cache.ensure(num_slots, length)
+
+    def clear_cache(self) -> None:
+        """Forget every slot."""
+        self._cache.clear()
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` cached tokens of slot ``source`` over slot ``target``."""
@@ -75,6 +92,21 @@ class ModelRunner:
         attention = _DecodeAttention(self._cache, self.config, positions)
         hidden = self._decoder(running.last_token.to(self._device), positions, attention)
         return self._decoder.logits(hidden)
+
+
+def _misfits(held: Mapping[str, Tensor], published: Mapping[str, Tensor]) -> Iterator[str]:
+    """Say in what way the two sets of weights differ in kind."""
+    for name in sorted(held.keys() | published.keys()):
+        if name not in published:
+            yield f"{name} was not published"
+        elif name not in held:
+            yield f"{name} was published, and this model has no such weight"
+        elif _kind(held[name]) != _kind(published[name]):
+            yield f"{name} is {_kind(published[name])}, the generator holds {_kind(held[name])}"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 class _PrefillAttention:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.errors import GeneratorFailure
+
 BLOCK = 256
 """Tokens of a stage-one block: about the root of a large vocabulary."""
 
@@ -29,6 +31,8 @@ class SamplingRows:
     """Whether any row filters tokens."""
     any_greedy: bool
     """Whether any row has temperature 0."""
+    any_scaled: bool
+    """Whether any row has a temperature other than 0 and 1."""
 
     def at(self, rows: Tensor | slice) -> SamplingRows:
         """Return these ``rows`` alone."""
@@ -39,6 +43,7 @@ class SamplingRows:
             min_p=self.min_p[rows],
             truncates=self.truncates,
             any_greedy=self.any_greedy,
+            any_scaled=self.any_scaled,
         )
 
     def to(self, device: torch.device) -> SamplingRows:
@@ -50,6 +55,7 @@ class SamplingRows:
             min_p=self.min_p.to(device),
             truncates=self.truncates,
             any_greedy=self.any_greedy,
+            any_scaled=self.any_scaled,
         )
 
 
@@ -72,16 +78,16 @@ def draw(logits: Tensor, rows: SamplingRows, uniform: Tensor) -> tuple[Tensor, T
     """Return token ids [n] and their log-probs [n] under the distribution drawn from.
 
     ``logits`` [n, V] are overwritten. A greedy row takes the first largest logit; its distribution
-    is a point, so its log-prob is 0.
+    is a point, so its log-prob is 0. Raises GeneratorFailure for logits that are not finite.
     """
-    scaled = logits.float()
-    greedy_ids = scaled.argmax(-1) if rows.any_greedy else None
-    scaled /= torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1)
-    peak = scaled.amax(-1, keepdim=True)
-    weights = scaled.sub_(peak).exp_()
+    logits = logits.float()
+    greedy_ids = logits.argmax(-1) if rows.any_greedy else None
+    if rows.any_scaled:
+        logits.div_(torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1))
+    weights = torch.softmax(logits, -1)
     if rows.truncates:
         _keep_support(weights, rows)
-    ids, weight, total = _inverse_cdf(weights, uniform.to(weights.device))
+    ids, weight, total = _inverse_cdf(weights, uniform)
     logprobs = (weight.log() - total.log()).float()
     if greedy_ids is not None:
         is_greedy = rows.temperature == 0
@@ -93,15 +99,21 @@ def draw(logits: Tensor, rows: SamplingRows, uniform: Tensor) -> tuple[Tensor, T
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pick by unnormalised ``weights`` [n, V]; return ids, their weights and totals, each [n]."""
     num_rows, vocabulary = weights.shape
-    padded = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK))
-    blocks = padded.view(num_rows, -1, BLOCK)
+    if vocabulary % BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK))
+    blocks = weights.view(num_rows, -1, BLOCK)
     block_sums = blocks.sum(-1).double()
     block_cdf = block_sums.cumsum(-1)
     total = block_cdf[:, -1]
+    if not bool(total.isfinite().all()):
+        msg = "the model's logits are not finite: its weights hold NaN or overflow"
+        raise GeneratorFailure(msg)
     target = (uniform * total).unsqueeze(1)
     block = _first_above(block_cdf, target)
     every = torch.arange(num_rows, device=weights.device)
-    target = target - (block_cdf[every, block] - block_sums[every, block]).unsqueeze(1)
+    before = block_cdf[every, block] - block_sums[every, block]
+    # Below 0 by a rounding, the target would find a token of weight 0.
+    target = (target - before.unsqueeze(1)).clamp_(min=0.0)
     inside = blocks[every, block].double()
     # The block's sum in fp32 may exceed its own CDF by a rounding, hence the clamp below.
     offset = _first_above(inside.cumsum(-1), target)
@@ -118,14 +130,16 @@ def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
 
 def _keep_support(weights: Tensor, rows: SamplingRows) -> None:
     """Set to 0 what top-k, then top-p, then min-p leave out of ``weights`` [n, V]."""
-    ordered, order = torch.sort(weights, dim=-1, descending=True, stable=True)
-    rank = torch.arange(weights.shape[1], device=weights.device)
-    keep = (rank < rows.top_k.unsqueeze(1)) | (rows.top_k.unsqueeze(1) == 0)
+    filters = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
+    chosen = filters.nonzero().flatten()
+    rows, part = rows.at(chosen), weights[chosen]
+    top_k, top_p, min_p = rows.top_k[:, None], rows.top_p[:, None], rows.min_p[:, None]
+    ordered, order = torch.sort(part, dim=-1, descending=True, stable=True)
+    keep = (torch.arange(part.shape[1], device=part.device) < top_k) | (top_k == 0)
     ordered = torch.where(keep, ordered, 0.0)
     mass = ordered.double().cumsum(-1)
-    before = mass - ordered
     # A token is kept while the mass before it has not reached top_p; the first one always is.
-    keep &= (before < rows.top_p.unsqueeze(1) * mass[:, -1:]) | (rows.top_p.unsqueeze(1) >= 1.0)
-    keep &= ordered >= rows.min_p.unsqueeze(1) * ordered[:, :1]
+    keep &= (mass - ordered < top_p * mass[:, -1:]) | (top_p >= 1.0)
+    keep &= ordered >= min_p * ordered[:, :1]
     keep[:, 0] = True
-    weights.mul_(torch.zeros_like(keep).scatter_(1, order, keep))
+    weights[chosen] = part.mul_(torch.zeros_like(keep).scatter_(1, order, keep))

@@ -1,0 +1,184 @@
+"""The thread that owns an engine: it alone touches the engine, and nothing that fails ends it.
+
+Commands arrive through an inbox and are obeyed in order, so a weight update closes admission: what
+was submitted before it is finished under the old weights, what comes after it starts under the new
+ones (``on_update = wait``). Owns the promise that every submission and every update is answered,
+by its result or by an error, also when the thread is closed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
+from headrace.generators.torch_engine.engine import Decode, Engine
+from headrace.generators.torch_engine.rollout_state import GroupCollector
+from headrace.types import GenerationRequest, RolloutGroup, WeightUpdate
+
+CLOSED = "the generator was closed"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Submission:
+    """The requests of one call, and where their groups go."""
+
+    requests: Sequence[GenerationRequest]
+    deliver: Callable[[RolloutGroup | GeneratorFailure], None]
+    """Called from the engine thread for each group, or once with the failure that ends the call."""
+    abandoned: bool = False
+    """Set by the caller, from any thread: nobody waits for the rest."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Update:
+    update: WeightUpdate
+    done: Future[None]
+
+
+class EngineThread:
+    """Runs one engine until closed."""
+
+    def __init__(self, engine: Engine, decode: Decode) -> None:
+        self._engine = engine
+        self._decode = decode
+        self._inbox: queue.SimpleQueue[Submission | _Update | None] = queue.SimpleQueue()
+        self._owners: dict[GroupCollector, Submission] = {}
+        self._gate = threading.Lock()
+        self._closing = threading.Event()
+        self.num_steps = 0
+        """Engine steps so far, by which others see that it lives."""
+        self._thread = threading.Thread(target=self._serve, name="generator", daemon=True)
+        self._thread.start()
+
+    def submit(self, submission: Submission) -> None:
+        """Queue ``submission``. Raises GeneratorFailure once closed."""
+        if not self._send(submission):
+            raise GeneratorFailure(CLOSED)
+
+    def load(self, update: WeightUpdate) -> Future[None]:
+        """Queue ``update``. Raises WeightSyncError once closed.
+
+        The future can be cancelled until the tensors begin to be read.
+        """
+        done: Future[None] = Future()
+        if not self._send(_Update(update=update, done=done)):
+            msg = f"version {update.policy_version}: {CLOSED}"
+            raise WeightSyncError(msg)
+        return done
+
+    def close(self, timeout_seconds: float) -> None:
+        """Fail whatever is open and end the thread. Idempotent."""
+        with self._gate:
+            self._closing.set()
+            self._inbox.put(None)
+        self._thread.join(timeout_seconds)
+
+    def _send(self, command: Submission | _Update) -> bool:
+        """Return whether it went in. Under the gate, so that nothing comes after the last look."""
+        with self._gate:
+            if not self._closing.is_set():
+                self._inbox.put(command)
+            return not self._closing.is_set()
+
+    def _serve(self) -> None:
+        """Waits for a command while there is no work; unblocked by `_send` and `close`."""
+        while not self._closing.is_set():
+            try:
+                command = self._inbox.get(block=not self._engine.has_work)
+            except queue.Empty:
+                self._step()
+                continue
+            match command:
+                case Submission():
+                    self._admit(command)
+                case _Update():
+                    self._apply(command)
+                case None:
+                    break
+        self._refuse_rest()
+
+    def _admit(self, submission: Submission) -> None:
+        try:
+            collectors = self._engine.submit(submission.requests)
+        except GeneratorFailure as failure:
+            submission.deliver(failure)
+        else:
+            self._owners |= dict.fromkeys(collectors, submission)
+
+    def _step(self) -> None:
+        """One engine step; a failure in it ends every open submission, never the thread."""
+        try:
+            self._drop_abandoned()
+            for collector in self._engine.step():
+                self._deliver(collector)
+        except Exception as error:  # noqa: BLE001 - the one boundary: a dead thread would hang all
+            self._engine.abort()
+            self._fail_open(error)
+        self.num_steps += 1
+
+    def _drop_abandoned(self) -> None:
+        gone = {collector for collector, owner in self._owners.items() if owner.abandoned}
+        if gone:
+            self._engine.drop(gone)
+            self._owners = {c: owner for c, owner in self._owners.items() if c not in gone}
+
+    def _deliver(self, collector: GroupCollector) -> None:
+        request = collector.request
+        finished = sorted(collector.finished, key=lambda rollout: rollout.rollout_index)
+        group = RolloutGroup(
+            group_id=request.group_id,
+            prompt=request.prompt,
+            rollouts=tuple(r.to_rollout(self._decode(r.completion_ids)) for r in finished),
+            sampling=request.sampling,
+        )
+        self._owners.pop(collector).deliver(group)
+
+    def _fail_open(self, error: Exception) -> None:
+        """Tell every open submission, each with an exception of its own."""
+        for owner in dict.fromkeys(self._owners.values()):
+            failure = GeneratorFailure(f"the torch engine failed: {_say(error)}")
+            failure.__cause__ = error
+            owner.deliver(failure)
+        self._owners = {}
+
+    def _apply(self, command: _Update) -> None:
+        """Finish what runs, then load, unless the publisher gave up or the generator closes."""
+        while self._engine.has_work and not self._closing.is_set() and not command.done.cancelled():
+            self._step()
+        if not command.done.set_running_or_notify_cancel():
+            return
+        version = command.update.policy_version
+        if self._closing.is_set():
+            command.done.set_exception(WeightSyncError(f"version {version}: {CLOSED}"))
+            return
+        try:
+            self._engine.load(command.update)
+        except Exception as error:  # noqa: BLE001 - as in `_step`: the publisher must be answered
+            failure = WeightSyncError(f"version {version} was not loaded: {_say(error)}")
+            failure.__cause__ = error
+            command.done.set_exception(failure)
+        else:
+            command.done.set_result(None)
+
+    def _refuse_rest(self) -> None:
+        """Answer what is still open or was queued before the gate closed."""
+        self._engine.abort()
+        for owner in dict.fromkeys(self._owners.values()):
+            owner.deliver(GeneratorFailure(CLOSED))
+        self._owners = {}
+        while not self._inbox.empty():
+            match self._inbox.get():
+                case Submission() as submission:
+                    submission.deliver(GeneratorFailure(CLOSED))
+                case _Update() as command if command.done.set_running_or_notify_cancel():
+                    command.done.set_exception(WeightSyncError(CLOSED))
+                case _:
+                    pass
+
+
+def _say(error: Exception) -> str:
+    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"

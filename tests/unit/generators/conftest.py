@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.generators import TorchGenerator
+from headrace.models.attention import PackedCausal, positions_of
+from headrace.models.decoder import Decoder
+from headrace.models.decoder_config import DecoderConfig
+from headrace.models.weights import checksum
+from headrace.types import (
+    GenerationRequest,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    WeightUpdate,
+)
+
+SHAPE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+class Lab:
+    """Tiny models and everything around them."""
+
+    def config(self, **changes: object) -> DecoderConfig:
+        return DecoderConfig.from_hf({**SHAPE, **changes})
+
+    def decoder(self, seed: int = 0, **changes: object) -> Decoder:
+        """Weights large enough that the distribution is far from flat."""
+        decoder = Decoder(self.config(**changes)).requires_grad_(requires_grad=False)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in decoder.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.3 + (parameter.dim() == 1))
+        return decoder
+
+    def update(self, decoder: Decoder, version: int = 1) -> WeightUpdate:
+        tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
+        return WeightUpdate(policy_version=version, tensors=tensors, checksum=checksum(tensors))
+
+    def request(
+        self,
+        name: str,
+        ids: Sequence[int] = (3, 1, 4),
+        *,
+        size: int = 1,
+        seed: int = 0,
+        **kw: object,
+    ) -> GenerationRequest:
+        prompt = Prompt(prompt_id=name, source="test", text="", token_ids=tuple(ids))
+        sampling = SamplingParams(**{"max_tokens": 8, **kw})
+        return GenerationRequest(
+            group_id=name, prompt=prompt, group_size=size, sampling=sampling, seed=seed
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token 0 is special and has no text; the others are a character each."""
+        return "".join(chr(64 + token) for token in ids if token)
+
+    def generator(self, config: DecoderConfig, **options: object) -> TorchGenerator:
+        return TorchGenerator(config, **{"decode": self.decode, **options})
+
+    async def collect(
+        self, generator: TorchGenerator, requests: Sequence[GenerationRequest]
+    ) -> dict[str, RolloutGroup]:
+        return {group.group_id: group async for group in generator.generate(requests)}
+
+    def run(
+        self, decoder: Decoder, requests: Sequence[GenerationRequest], **options: object
+    ) -> dict[str, RolloutGroup]:
+        """Generate with a generator of its own."""
+
+        async def main() -> dict[str, RolloutGroup]:
+            generator = self.generator(decoder.config, **options)
+            try:
+                await generator.update_weights(self.update(decoder))
+                return await self.collect(generator, requests)
+            finally:
+                await generator.close()
+
+        return asyncio.run(main())
+
+    def logits(self, decoder: Decoder, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
+        """[T, vocab] that each completion token was drawn from, in one full forward pass."""
+        ids = torch.tensor([*prompt, *completion])
+        lengths = [len(ids)]
+        attention = PackedCausal(lengths, decoder.config.windows)
+        hidden = decoder(ids, positions_of(lengths), attention)
+        return decoder.logits(hidden[len(prompt) - 1 : -1])
+
+    def gap(self, decoder: Decoder, prompt: Sequence[int], rollout: Rollout, t: float = 1) -> float:
+        """Largest difference between reported log-probs and those of a full forward pass."""
+        logits = self.logits(decoder, prompt, rollout.completion_ids)
+        ids = torch.tensor(rollout.completion_ids).unsqueeze(1)
+        expected = torch.log_softmax(logits / t, -1).gather(1, ids).squeeze(1)
+        return float((expected - torch.tensor(rollout.generator_logprobs)).abs().max())
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headrace.models.attention import PackedCausal, Padding, attend, positions_of, visible
+
+
+def literal(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    """One sequence [T, heads, D], one head and one query at a time."""
+    length, heads, width = query.shape
+    share = heads // key.shape[1]
+    out = torch.zeros_like(query)
+    for head in range(heads):
+        for i in range(length):
+            first = 0 if window is None else max(0, i - window + 1)
+            keys = key[first : i + 1, head // share]
+            weights = torch.softmax(keys @ query[i, head] / math.sqrt(width), 0)
+            out[i, head] = weights @ value[first : i + 1, head // share]
+    return out
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    window=st.sampled_from([None, 1, 3]),
+)
+def test_packed_sequences_are_each_attended_alone(
+    lengths: list[int], kv_heads: int, window: int | None
+) -> None:
+    torch.manual_seed(0)
+    total = sum(lengths)
+    query, key = torch.randn(total, 4, 8), torch.randn(total, kv_heads, 8)
+    value = torch.randn(total, kv_heads, 8)
+    packed = PackedCausal(lengths, [window])(0, query, key, value)
+    rows = [part.split(lengths) for part in (query, key, value)]
+    expected = torch.cat([literal(*one, window) for one in zip(*rows, strict=True)])
+    assert torch.allclose(packed, expected, atol=1e-5)
+
+
+def test_a_sequence_does_not_see_what_changes_in_another() -> None:
+    lengths = [3, 5, 2]
+    torch.manual_seed(0)
+    states = torch.randn(3, 10, 2, 4)
+    attention = PackedCausal(lengths, [None])
+    before = attention(0, *states)
+    states[:, :3] = 100.0
+    after = attention(0, *states)
+    assert torch.equal(before[3:], after[3:])
+    assert not torch.equal(before[:3], after[:3])
+
+
+def test_each_layer_has_its_own_window() -> None:
+    states = torch.randn(3, 6, 2, 4)
+    attention = PackedCausal([6], [None, 2])
+    assert not torch.allclose(attention(0, *states), attention(1, *states))
+    assert torch.allclose(attention(1, *states), literal(*states, 2), atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [(3, 1, 4), (2, 2), (5,)])
+def test_padding_there_and_back_is_the_identity_and_its_gradient_too(
+    lengths: tuple[int, ...],
+) -> None:
+    padding = Padding(lengths, offset=2, device=torch.device("cpu"))
+    packed = torch.randn(sum(lengths) + 2, 3, requires_grad=True)
+    padded = padding.pad(packed)
+    assert padded.shape == (len(lengths), max(lengths), 3)
+    unpadded = padding.unpad(padded)
+    assert torch.equal(unpadded, packed[2:])
+    unpadded.sum().backward()
+    assert packed.grad is not None
+    assert torch.equal(
+        packed.grad, torch.tensor([0.0] * 2 + [1.0] * sum(lengths))[:, None] * torch.ones(3)
+    )
+
+
+def test_a_mask_by_row_hides_keys_of_that_row_alone() -> None:
+    query, key = torch.randn(2, 1, 4, 8), torch.randn(2, 3, 2, 8)
+    mask = torch.tensor([[[True, False, True]], [[True, True, True]]])
+    out = attend(query, key, key, mask)
+    assert torch.allclose(out[:1], attend(query[:1], key[:1, [0, 2]], key[:1, [0, 2]], None))
+    assert torch.allclose(out[1:], attend(query[1:], key[1:], key[1:], None))
+
+
+def test_what_is_visible_and_where_tokens_stand() -> None:
+    places = torch.arange(4)
+    assert visible(places, places, None).tolist() == torch.ones(4, 4).tril().bool().tolist()
+    assert visible(places, places, 2).sum(1).tolist() == [1, 2, 2, 2]
+    assert positions_of([2, 3]).tolist() == [0, 1, 0, 1, 2]
+    assert positions_of([]).tolist() == []
