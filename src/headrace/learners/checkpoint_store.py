@@ -7,11 +7,13 @@ carries the fingerprint that ties a checkpoint to its model and recipe.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,9 +49,13 @@ class CheckpointStore:
     ) -> StoredCheckpoint:
         """Let ``write`` fill a fresh directory, make it durable, then prune.
 
-        Raises CheckpointError naming the directory; what was there before is untouched.
+        Raises CheckpointError naming the directory; what was there before is untouched. So is a
+        checkpoint of the same step: no renaming could replace it in one move.
         """
         final = self._directory / f"step-{step:06d}"
+        if final.exists():
+            msg = f"checkpoint {final} is there already and is never overwritten; move it away"
+            raise CheckpointError(msg)
         partial = self._directory / f"{_PARTIAL}{final.name}"
         stored = StoredCheckpoint(
             directory=final,
@@ -60,9 +66,8 @@ class CheckpointStore:
         try:
             self._begin(partial)
             await write(partial)
-            _write_state(partial, stored)
-            _sync_tree(partial)
-            _replace(partial, final)
+            # On a thread: waiting for the disk must not hold up the event loop.
+            await asyncio.to_thread(_commit, partial, stored)
         except (OSError, HeadraceError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             msg = (
@@ -70,11 +75,14 @@ class CheckpointStore:
                 "intact; free some space and run again with --resume"
             )
             raise CheckpointError(msg) from error
-        self._prune()
+        await asyncio.to_thread(self._prune)
         return stored
 
     def latest(self) -> StoredCheckpoint | None:
-        """Return the newest whole checkpoint, or None. Raises CheckpointError if it is damaged."""
+        """Return the newest checkpoint, or None. Raises CheckpointError if it is damaged.
+
+        No kill leaves a damaged one, so going back to an earlier one is for a person to decide.
+        """
         found = self._all()
         return _read_state(found[-1]) if found else None
 
@@ -94,8 +102,18 @@ class CheckpointStore:
         for old in self._all()[: -self._keep]:
             # Renamed first, so that a kill in the middle leaves no half checkpoint with its name.
             doomed = self._directory / f"{_PARTIAL}{old.name}"
-            old.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            # The new checkpoint is safe: what cannot be deleted now is tried again next time.
+            with contextlib.suppress(OSError):
+                old.rename(doomed)
+                shutil.rmtree(doomed)
+
+
+def _commit(partial: Path, stored: StoredCheckpoint) -> None:
+    """Turn a written ``partial`` into the checkpoint it is to be; durable once this returns."""
+    _write_state(partial, stored)
+    _sync_tree(partial)
+    partial.rename(stored.directory)
+    _sync(stored.directory.parent)
 
 
 def _write_state(directory: Path, stored: StoredCheckpoint) -> None:
@@ -108,16 +126,21 @@ def _write_state(directory: Path, stored: StoredCheckpoint) -> None:
 def _read_state(directory: Path) -> StoredCheckpoint:
     try:
         state = json.loads((directory / _STATE).read_text(encoding="utf-8"))
-        files: Mapping[str, int] = state.pop("files")
+        files = dict(state.pop("files"))
         damaged = sorted(name for name, size in files.items() if _size(directory / name) != size)
         stored = StoredCheckpoint(directory=directory, **state)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        msg = f"checkpoint {directory} is damaged: {_STATE}: {error}"
-        raise CheckpointError(msg) from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(_damage(directory, f"{_STATE}: {error!r}")) from error
     if damaged:
-        msg = f"checkpoint {directory} is damaged: {', '.join(damaged)} missing or of another size"
-        raise CheckpointError(msg)
+        raise CheckpointError(_damage(directory, f"{', '.join(damaged)} missing or cut short"))
     return stored
+
+
+def _damage(directory: Path, what: str) -> str:
+    return (
+        f"checkpoint {directory} is damaged: {what}. Restore it, or move it away to go on from "
+        "the one before it"
+    )
 
 
 def _sizes(directory: Path) -> dict[str, int]:
@@ -141,11 +164,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _replace(partial: Path, final: Path) -> None:
-    """Put ``partial`` in the place of ``final``, which a later kill may have left behind."""
-    if final.exists():
-        shutil.rmtree(final)
-    partial.rename(final)
-    _sync(final.parent)

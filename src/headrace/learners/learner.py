@@ -126,11 +126,13 @@ class TorchLearner:
             if batches:
                 sums.add(self._accumulate(batches))
                 outcomes.append(self._update())
-        self._judge(groups, outcomes)
+        selections = [selection for selection, _ in plans]
+        has_signal = any(selection.num_with_spread for selection in selections)
+        self._judge(groups, outcomes, has_signal=has_signal)
         return StepResult(
             policy_version=self._counters.policy_version,
             num_updates=sum(outcome.applied for outcome in outcomes),
-            metrics=self._metrics([selection for selection, _ in plans], sums, outcomes),
+            metrics=self._metrics(selections, sums, outcomes),
         )
 
     def _plan(self, groups: Sequence[RolloutGroup]) -> tuple[Selection, list[Microbatch]]:
@@ -148,7 +150,9 @@ class TorchLearner:
 
     def _logprobs(self, decoder: Decoder, batch: Microbatch) -> tuple[Tensor, Tensor]:
         with self._autocast():
-            return token_logprobs(decoder, batch, self._config.sampling.temperature)
+            return token_logprobs(
+                decoder, batch, self._config.sampling.temperature, self._compute_dtype
+            )
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self._compute_dtype == torch.float32:
@@ -189,12 +193,18 @@ class TorchLearner:
         self._counters.policy_version += outcome.applied
         return outcome
 
-    def _judge(self, groups: Sequence[RolloutGroup], outcomes: Sequence[UpdateOutcome]) -> None:
-        """Count steps that changed nothing, and stop when they keep coming."""
+    def _judge(
+        self, groups: Sequence[RolloutGroup], outcomes: Sequence[UpdateOutcome], *, has_signal: bool
+    ) -> None:
+        """Count steps that taught nothing, and stop when they keep coming.
+
+        A KL term moves the weights without any reward, so an update is no proof of a signal.
+        """
         counters, limits = self._counters, self._config.learner
-        counters.num_no_signal = 0 if outcomes else counters.num_no_signal + 1
-        all_failed = bool(outcomes) and not any(outcome.applied for outcome in outcomes)
-        counters.num_nonfinite = counters.num_nonfinite + 1 if all_failed else 0
+        counters.num_no_signal = 0 if has_signal else counters.num_no_signal + 1
+        if outcomes:
+            all_failed = not any(outcome.applied for outcome in outcomes)
+            counters.num_nonfinite = counters.num_nonfinite + 1 if all_failed else 0
         if counters.num_nonfinite >= limits.max_nonfinite_steps:
             msg = (
                 f"the gradient was not finite {counters.num_nonfinite} steps in a row "
@@ -220,7 +230,7 @@ class TorchLearner:
             "learner/groups/num_trained": float(sum(len(s.groups) for s in selections)),
             "learner/tokens/num_trained": sums.tokens,
             "learner/step/num_skipped": float(sum(not outcome.applied for outcome in outcomes)),
-            "learner/step/num_no_signal": float(not outcomes),
+            "learner/step/num_no_signal": float(not any(s.num_with_spread for s in selections)),
             "learner/loss/total": sums.loss,
         }
         if rewards:

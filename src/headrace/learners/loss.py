@@ -51,16 +51,16 @@ class LossSums:
 
 
 def token_logprobs(
-    decoder: Decoder, batch: Microbatch, temperature: float
+    decoder: Decoder, batch: Microbatch, temperature: float, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probs and entropies [M] of the micro-batch's predicted tokens.
+    """Return log-probs and entropies [M], in fp32 or wider, of the micro-batch's trained tokens.
 
-    Logits are computed for predicting positions only, a chunk at a time.
+    Logits are computed for predicting positions only, a chunk at a time, by products in ``dtype``.
     """
     attention = SharedPrefix(batch, decoder.config.windows)
     hidden = decoder(batch.input_ids, batch.positions, attention)
     return linear_logprobs(
-        hidden.index_select(0, batch.source_rows),
+        hidden.index_select(0, batch.source_rows).to(dtype),
         decoder.output_weight,
         batch.target_ids,
         temperature=temperature,
@@ -76,7 +76,7 @@ def microbatch_loss(
     reference_logprobs: Tensor | None,
 ) -> tuple[Tensor, LossSums]:
     """Return the differentiable loss and its sums for current ``logprobs`` q [M]."""
-    mask = batch.loss_mask
+    mask = torch.ones_like(batch.weights, dtype=torch.bool)
     log_ratio = masked_log_ratio(logprobs, _proximal(batch, logprobs, objective), loss_mask=mask)
     surrogate, clipped = ppo_clip(
         log_ratio,
@@ -85,18 +85,16 @@ def microbatch_loss(
         clip_low=objective.clip_low,
         clip_high=objective.clip_high,
     )
-    # where, not multiply: a masked cell may hold NaN and must leave no trace.
-    weights = torch.where(mask, batch.weights, 0.0)
-    loss = -(weights * surrogate).sum()
+    loss = -(batch.weights * surrogate).sum()
     reference_k3 = 0.0
     if reference_logprobs is not None:
         kl = k3(logprobs, reference_logprobs, loss_mask=mask)
-        loss = loss + objective.kl_coefficient * (weights * kl).sum()
+        loss = loss + objective.kl_coefficient * (batch.weights * kl).sum()
         reference_k3 = float(kl.detach().sum())
     with torch.no_grad():
-        sums = _sums(batch, logprobs.detach(), log_ratio.detach(), entropy)
+        sums = _sums(batch, logprobs, log_ratio, entropy)
     sums.loss = float(loss.detach())
-    sums.clipped = float((clipped & mask).sum())
+    sums.clipped = float(clipped.sum())
     sums.reference_k3 = reference_k3
     return loss, sums
 
@@ -111,15 +109,14 @@ def _proximal(batch: Microbatch, logprobs: Tensor, objective: ObjectiveConfig) -
 
 
 def _sums(batch: Microbatch, logprobs: Tensor, log_ratio: Tensor, entropy: Tensor) -> LossSums:
-    mask = batch.loss_mask
     ratio = log_ratio.exp()
     # d = q - mu: how far learner and generator disagree about the same tokens.
-    gap = torch.where(mask, logprobs - batch.generator_logprobs, 0.0)
+    gap = logprobs - batch.generator_logprobs
     return LossSums(
-        tokens=float(mask.sum()),
-        entropy=float(torch.where(mask, entropy, 0.0).sum()),
-        ratio=float(torch.where(mask, ratio, 0.0).sum()),
-        max_ratio=float(torch.where(mask, ratio, 0.0).max()) if len(ratio) else 0.0,
+        tokens=float(len(ratio)),
+        entropy=float(entropy.sum()),
+        ratio=float(ratio.sum()),
+        max_ratio=float(ratio.max()),
         mismatch_k1=float(-gap.sum()),
-        mismatch_k3=float((gap.exp() - 1.0 - gap).sum()),
+        mismatch_k3=float((torch.expm1(gap) - gap).sum()),
     )

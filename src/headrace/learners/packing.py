@@ -2,13 +2,16 @@
 
 Owns two facts: which rollouts can change the gradient at all, and the one global denominator, which
 is fixed over the whole minibatch before anything is split. The prompt of a group is packed once and
-its completions branch from it. A completion's last token is never fed in, since nothing follows it.
+its completions branch from it. Only trained tokens are predicted, and nothing after the last one is
+fed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +19,8 @@ from torch import Tensor
 from headrace.objectives.advantages import AdvantageEstimator, group_advantages
 from headrace.objectives.aggregation import Aggregation, aggregation_weights
 from headrace.types import Rollout, RolloutGroup
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +33,14 @@ class TrainingRow:
     """What one of its tokens counts: 1 / (the global denominator's share)."""
 
     @property
+    def trained(self) -> tuple[int, ...]:
+        """[at least 1] places in the completion of the tokens trained on."""
+        return tuple(index for index, is_trained in enumerate(self.rollout.loss_mask) if is_trained)
+
+    @property
     def num_inputs(self) -> int:
-        """Completion tokens that are fed in."""
-        return len(self.rollout.completion_ids) - 1
+        """Completion tokens that are fed in: all before the last one trained on."""
+        return self.trained[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +67,9 @@ class Selection:
 
     groups: tuple[TrainingGroup, ...]
     num_no_spread: int
-    """Groups whose rewards are all equal: their policy gradient is exactly 0."""
+    """Groups whose rewards are all equal, or all missing: their policy gradient is exactly 0."""
+    num_with_spread: int
+    """All others; with none of them the rewards teach nothing."""
     trained_rewards: tuple[float, ...]
     """Rewards of the rollouts in ``groups``."""
 
@@ -93,7 +105,10 @@ def select(
             chosen.append(TrainingGroup(prompt_ids=group.prompt.token_ids, rows=weighted))
             rewards += [reward for _, _, reward in rows]
     return Selection(
-        groups=tuple(chosen), num_no_spread=num_no_spread, trained_rewards=tuple(rewards)
+        groups=tuple(chosen),
+        num_no_spread=num_no_spread,
+        num_with_spread=len(groups) - num_no_spread,
+        trained_rewards=tuple(rewards),
     )
 
 
@@ -117,8 +132,9 @@ def _scored_rows(
 class Microbatch:
     """Packed tensors of one forward and backward pass.
 
-    N input tokens: every prompt of the micro-batch, then every completion. M predicted tokens, in
-    completion order; R completions.
+    N input tokens: every prompt of the micro-batch, then every completion. M trained tokens, in
+    completion order; R completions. What a rollout says of its other tokens (a log-prob that may
+    be anything) is not in here at all.
     """
 
     input_ids: Tensor
@@ -127,15 +143,13 @@ class Microbatch:
     """[N] within each sequence, prompt included."""
     prompt_lengths: tuple[int, ...]
     completion_lengths: tuple[int, ...]
-    """[R] input tokens of each completion: one fewer than it has; may be 0."""
+    """[R] input tokens of each completion; may be 0."""
     prompt_of_completion: tuple[int, ...]
     """[R]"""
     source_rows: Tensor
     """[M] the input token whose hidden state predicts each token."""
     target_ids: Tensor
     """[M]"""
-    loss_mask: Tensor
-    """[M] bool"""
     generator_logprobs: Tensor
     """[M]"""
     advantages: Tensor
@@ -180,33 +194,32 @@ def _split(group: TrainingGroup, max_tokens: int) -> Iterator[TrainingGroup]:
 
 def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
     prompts = [group.prompt_ids for group in groups]
-    rows = [(index, row) for index, group in enumerate(groups) for row in group.rows]
-    completions = [row.rollout.completion_ids for _, row in rows]
-    lengths = [len(prompt) for prompt in prompts]
-    inputs = [*prompts, *(ids[:-1] for ids in completions)]
-    starts = [0] * len(prompts) + [lengths[index] for index, _ in rows]
+    rows = [row for group in groups for row in group.rows]
+    owners = [index for index, group in enumerate(groups) for _ in group.rows]
+    inputs = [*prompts, *(row.rollout.completion_ids[: row.num_inputs] for row in rows)]
+    starts = [0] * len(prompts) + [len(prompts[owner]) for owner in owners]
+    repeats = torch.tensor([len(row.trained) for row in rows])
 
-    def per_token(values: Sequence[float]) -> Tensor:
-        return torch.repeat_interleave(
-            torch.tensor(values, dtype=torch.float32), torch.tensor([len(c) for c in completions])
-        ).to(device)
+    def per_row(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).repeat_interleave(repeats).to(device)
 
     return Microbatch(
         input_ids=_cat(inputs).to(device),
         positions=torch.cat(
             [torch.arange(s, s + len(ids)) for s, ids in zip(starts, inputs, strict=True)]
         ).to(device),
-        prompt_lengths=tuple(lengths),
-        completion_lengths=tuple(len(ids) - 1 for ids in completions),
-        prompt_of_completion=tuple(index for index, _ in rows),
-        source_rows=_source_rows(lengths, [index for index, _ in rows], completions).to(device),
-        target_ids=_cat(completions).to(device),
-        loss_mask=torch.cat([torch.tensor(row.rollout.loss_mask) for _, row in rows]).to(device),
-        generator_logprobs=torch.cat(
-            [torch.tensor(row.rollout.generator_logprobs) for _, row in rows]
+        prompt_lengths=tuple(len(prompt) for prompt in prompts),
+        completion_lengths=tuple(row.num_inputs for row in rows),
+        prompt_of_completion=tuple(owners),
+        source_rows=_source_rows([len(prompt) for prompt in prompts], owners, rows).to(device),
+        target_ids=_cat([_trained_part(row, row.rollout.completion_ids) for row in rows]).to(
+            device
+        ),
+        generator_logprobs=torch.tensor(
+            [lp for row in rows for lp in _trained_part(row, row.rollout.generator_logprobs)]
         ).to(device),
-        advantages=per_token([row.advantage for _, row in rows]),
-        weights=per_token([row.weight for _, row in rows]),
+        advantages=per_row([row.advantage for row in rows]),
+        weights=per_row([row.weight for row in rows]),
     )
 
 
@@ -214,21 +227,23 @@ def _cat(sequences: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([token for ids in sequences for token in ids], dtype=torch.int64)
 
 
+def _trained_part(row: TrainingRow, values: Sequence[T]) -> list[T]:
+    return [values[index] for index in row.trained]
+
+
 def _source_rows(
-    prompt_lengths: Sequence[int],
-    prompt_of_completion: Sequence[int],
-    completions: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int], owners: Sequence[int], rows: Sequence[TrainingRow]
 ) -> Tensor:
     """Return [M]: what predicts each token.
 
     A completion's first token is predicted by its prompt's last one, the others by their
     predecessor.
     """
-    prompt_ends = torch.tensor(prompt_lengths).cumsum(0) - 1
+    prompt_ends = list(accumulate(prompt_lengths))
     start = sum(prompt_lengths)
-    rows = []
-    for prompt, ids in zip(prompt_of_completion, completions, strict=True):
-        own = torch.arange(start, start + len(ids) - 1)
-        rows.append(torch.cat((prompt_ends[prompt : prompt + 1], own)))
-        start += len(ids) - 1
-    return torch.cat(rows)
+    found: list[int] = []
+    for owner, row in zip(owners, rows, strict=True):
+        own = (start + index - 1 if index else prompt_ends[owner] - 1 for index in row.trained)
+        found.extend(own)
+        start += row.num_inputs
+    return torch.tensor(found)

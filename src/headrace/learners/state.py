@@ -25,6 +25,7 @@ from headrace.models.decoder import Decoder
 HF_DIRECTORY = "hf"
 _OPTIMIZER = "optimizer.safetensors"
 _COUNTERS = "learner.json"
+_ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(slots=True)
@@ -49,8 +50,8 @@ def save_state(
     source_directory: Path,
 ) -> None:
     """Write everything into ``directory``, which exists and is empty. Raises CheckpointError."""
-    save_decoder(decoder, directory / HF_DIRECTORY, hf_config, source_directory)
     try:
+        save_decoder(decoder, directory / HF_DIRECTORY, hf_config, source_directory)
         save_file(dict(_optimizer_tensors(decoder, optimizer)), directory / _OPTIMIZER)
         (directory / _COUNTERS).write_text(json.dumps(asdict(counters)) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
@@ -61,16 +62,22 @@ def save_state(
 def load_state(
     directory: Path, decoder: Decoder, optimizer: torch.optim.Optimizer
 ) -> LearnerCounters:
-    """Restore what `save_state` wrote, in place. Raises CheckpointError if any part is missing."""
+    """Restore what `save_state` wrote, in place.
+
+    Raises CheckpointError if any part is missing or does not fit; nothing is replaced then.
+    """
     try:
-        saved = load_decoder(directory / HF_DIRECTORY)
-        decoder.load_state_dict(saved.state_dict())
+        saved = load_decoder(directory / HF_DIRECTORY).state_dict()
         tensors = load_file(directory / _OPTIMIZER)
         counters = LearnerCounters(**json.loads((directory / _COUNTERS).read_text("utf-8")))
+        moments = _moments(decoder, tensors, expected=counters.policy_version > 0)
+        # Everything is read and fits before anything is replaced; this is the last check.
+        decoder.load_state_dict(saved)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError, ModelError) as error:
         msg = f"checkpoint {directory} cannot be resumed from: {error}"
         raise CheckpointError(msg) from error
-    _restore_optimizer(directory, decoder, optimizer, tensors)
+    optimizer.state.clear()
+    optimizer.state.update(moments)
     return counters
 
 
@@ -82,29 +89,27 @@ def _optimizer_tensors(
             yield f"{name}:{key}", value.contiguous()
 
 
-def _restore_optimizer(
-    directory: Path,
-    decoder: Decoder,
-    optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, Tensor],
-) -> None:
-    """Put every moment back where it was. All parameters have a state, or none has (version 0)."""
-    optimizer.state.clear()
-    found: dict[str, dict[str, Tensor]] = {}
+def _moments(
+    decoder: Decoder, tensors: Mapping[str, Tensor], *, expected: bool
+) -> dict[Tensor, dict[str, Tensor]]:
+    """Return AdamW's state by parameter, on its device; empty before the first update.
+
+    Raises ValueError unless every parameter has all of its state, or none has and none is
+    ``expected``: resuming with a fresh optimizer would change the run.
+    """
+    parameters = dict(decoder.named_parameters())
+    names = [f"{name}:{key}" for name in parameters for key in _ADAMW_STATE]
+    if unfit := sorted(set(tensors) ^ set(names if expected else ())):
+        msg = f"{_OPTIMIZER} does not fit the model, among others {unfit[0]}"
+        raise ValueError(msg)
+    moments: dict[Tensor, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, part = key.rpartition(":")
-        found.setdefault(name, {})[part] = tensor
-    parameters = dict(decoder.named_parameters())
-    if found and set(found) != set(parameters):
-        missing = sorted(set(parameters) ^ set(found))
-        msg = (
-            f"checkpoint {directory}: optimizer state does not fit the model: {missing[:5]}; "
-            "resuming with a fresh optimizer would change the run, so it is refused"
-        )
-        raise CheckpointError(msg)
-    for name, state in found.items():
-        # Moments live where their parameter does; the step count stays where AdamW keeps it.
-        optimizer.state[parameters[name]] = {
-            key: value if key == "step" else value.to(parameters[name].device)
-            for key, value in state.items()
-        }
+        parameter = parameters[name]
+        if part != "step" and tensor.shape != parameter.shape:
+            msg = f"{_OPTIMIZER}: {key} is {tuple(tensor.shape)}, not {tuple(parameter.shape)}"
+            raise ValueError(msg)
+        # A copy, or the moments would be a mapping of the file they came from. The step count
+        # too goes where its parameter is: the fused update wants it there.
+        moments.setdefault(parameter, {})[part] = tensor.to(parameter.device, copy=True)
+    return moments

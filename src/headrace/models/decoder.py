@@ -144,7 +144,7 @@ class _Mlp(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis; the mean square is taken in fp32."""
+    """x / rms(x) * weight over the last axis; the mean square is taken in fp32 or wider."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -153,6 +153,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the shape and dtype of ``hidden`` [..., size]."""
-        wide = hidden.float()
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return (wide * scale).to(hidden.dtype) * self.weight
