@@ -123,7 +123,9 @@ def test_not_finite_weights_leave_nothing_behind_in_the_cache(lab: Lab) -> None:
         engine.step()
     engine.abort()
     engine.load(lab.update(lab.decoder(), 3))
-    assert run_out(engine, [lab.request("b", size=4)])[-1] == ["b"]
+    # The short one is read as wide as the long one: over cells that the broken weights filled.
+    steps = run_out(engine, [lab.request("short", (1,)), lab.request("long", range(1, 18))])
+    assert {*steps[-1]} == {"short", "long"}
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "dtype", "value"])
