@@ -326,7 +326,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Make the bundled nano model and its task.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=900, help="pre-training batches")
+    parser.add_argument("--steps", type=int, default=1400, help="pre-training batches")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "src/headrace/recipes/nano")
     parser.add_argument("--date", default=datetime.now(UTC).date().isoformat(), help="for README")
     return parser.parse_args()
