@@ -25,7 +25,7 @@ from headrace.models.catalogue import resolve_model
 from headrace.monitors import read_rollouts, read_run
 from headrace.monitors.run_directory import MetricsLine, rollout_file
 
-NUM_MEASURED_STEPS = 3
+NUM_MEASURED_STEPS = 2
 TRL_BATCH_SIZES = (64, 16)
 
 _WARM_UP_STEPS = 1
