@@ -227,6 +227,6 @@ def test_headrace_does_the_workload_and_keeps_every_group(tiny_model: Path, tmp_
 def test_trl_does_the_same_workload(tiny_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="the peer is an extra")
     found = step._run_trl(tiny_model, 64, tmp_path, lambda _: None)
-    assert len(found.step_seconds) == len(found.completion_tokens) == 4
+    assert len(found.step_seconds) == len(found.completion_tokens) == step._NUM_STEPS
     assert set(found.no_spread_share) == {0.0}
     assert all(0 < length <= step_workload.MAX_TOKENS for length in found.completion_tokens)
