@@ -192,13 +192,14 @@ def test_a_run_is_not_started_over_nor_resumed_as_another(
 
 @pytest.mark.slow
 def test_a_model_that_changed_under_a_run_is_refused(own_lab: Lab, headrace: Command) -> None:
-    assert own_lab.train("run", "--set", "num_steps=2").wait().status == 0
+    output = ("--output", own_lab.folder / "run")
+    assert headrace("train", own_lab.recipe, *output, "--set", "num_steps=1").status == 0
     model = own_lab.folder / "model/model.safetensors"
     content = bytearray(model.read_bytes())
     content[-1] ^= 1
     model.write_bytes(bytes(content))
 
-    ended = headrace("train", own_lab.recipe, "--output", own_lab.folder / "run", "--resume")
+    ended = headrace("train", own_lab.recipe, *output, "--resume")
 
     assert ended.status == 2
     assert "was trained from another model" in ended.err
@@ -206,12 +207,7 @@ def test_a_model_that_changed_under_a_run_is_refused(own_lab: Lab, headrace: Com
 
 # --- what only the run can find out -------------------------------------------------------------
 
-HALF_BROKEN = """
-def share_of_ones(prompt, completion, answer, metadata):
-    if len(completion) % 2:
-        {fault}
-    return completion.count("1") / 8
-"""
+ALWAYS = "def share_of_ones(prompt, completion, answer, metadata):\n    {fault}\n"
 
 
 @pytest.mark.slow
@@ -224,12 +220,11 @@ def share_of_ones(prompt, completion, answer, metadata):
     ],
 )
 def test_a_reward_function_that_always_fails_stops_the_run_with_its_first_failure(
-    fault: str, told: str, own_lab: Lab
+    fault: str, told: str, own_lab: Lab, headrace: Command
 ) -> None:
-    source = HALF_BROKEN.format(fault=fault).replace("if len(completion) % 2:", "if True:")
-    (own_lab.folder / "reward.py").write_text(source, encoding="utf-8")
+    (own_lab.folder / "reward.py").write_text(ALWAYS.format(fault=fault), encoding="utf-8")
 
-    ended = own_lab.train("run").wait()
+    ended = headrace("train", own_lab.recipe, "--output", own_lab.folder / "run")
 
     assert ended.status == 1, ended
     assert "error: " in ended.err
@@ -240,12 +235,13 @@ def test_a_reward_function_that_always_fails_stops_the_run_with_its_first_failur
 
 @pytest.mark.slow
 def test_a_reward_function_that_always_declines_stops_the_run_with_the_reason(
-    own_lab: Lab,
+    own_lab: Lab, headrace: Command
 ) -> None:
-    source = "def share_of_ones(prompt, completion, answer, metadata):\n    return None\n"
+    source = ALWAYS.format(fault="return None")
     (own_lab.folder / "reward.py").write_text(source, encoding="utf-8")
+    settings = ("--set", "data.eval=null", "--output", own_lab.folder / "run")
 
-    ended = own_lab.train("run", "--set", "data.eval=null").wait()
+    ended = headrace("train", own_lab.recipe, *settings)
 
     assert ended.status == 1, ended
     assert "step 1 never came together: 81 groups were dropped" in ended.err
@@ -254,7 +250,7 @@ def test_a_reward_function_that_always_declines_stops_the_run_with_the_reason(
 
 @pytest.mark.slow
 def test_a_disk_full_while_checkpointing_loses_nothing_and_says_how_to_go_on(
-    own_lab: Lab,
+    own_lab: Lab, headrace: Command
 ) -> None:
     wide = write_model(own_lab.folder / "wide", hidden_size=128, intermediate_size=512)
     arguments = (
@@ -265,9 +261,10 @@ def test_a_disk_full_while_checkpointing_loses_nothing_and_says_how_to_go_on(
         "--set",
         "checkpoint.every=1",
     )
-    first = own_lab.train("run", *arguments, "--set", "num_steps=1").wait()
-    assert first.status == 0, first.err
     run = own_lab.folder / "run"
+    command = ("train", own_lab.recipe, "--output", run, *arguments)
+    first = headrace(*command, "--set", "num_steps=1")
+    assert first.status == 0, first.err
     kept = {path.name: path.read_bytes() for path in (run / "checkpoints/step-000001").glob("*.*")}
 
     full = own_lab.train("run", *arguments, "--resume", limit=512).wait()
@@ -282,7 +279,7 @@ def test_a_disk_full_while_checkpointing_loses_nothing_and_says_how_to_go_on(
         path.name: path.read_bytes() for path in (run / "checkpoints/step-000001").glob("*.*")
     } == kept
 
-    resumed = own_lab.train("run", *arguments, "--resume").wait()
+    resumed = headrace(*command, "--resume")
     assert resumed.status == 0, resumed.err
 
 

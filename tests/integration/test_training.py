@@ -116,7 +116,7 @@ def test_inspect_shows_the_rollouts_of_a_step(finished: Path, headrace: Command)
     ended = headrace("inspect", finished, "--step", 3)
 
     assert ended.status == 0
-    assert "ones" in ended.out
+    assert "step 3: 4 groups" in ended.out
 
 
 def test_inspect_names_the_steps_there_are(finished: Path, headrace: Command) -> None:
