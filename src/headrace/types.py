@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     import torch
 
+MAX_REWARD = 1e9
+"""Rewards lie strictly between this and its negative: NaN and infinities do not."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-"""``stop``: a stop id or stop string; ``length``: a token limit; ``abort``: taken back unfinished."""
+"""``stop``: a stop id or string; ``length``: a token limit; ``abort``: taken back unfinished."""
 
 
 def derive_seed(root: int, *path: str | int) -> int:
@@ -178,7 +181,7 @@ class Verdict:
         if self.outcome is Outcome.INFRA and self.reward is not None:
             msg = f"verdict of {self.verifier}: INFRA carries no reward, got {self.reward}"
             raise ValueError(msg)
-        if self.reward is not None and not -1e9 < self.reward < 1e9:
+        if self.reward is not None and not -MAX_REWARD < self.reward < MAX_REWARD:
             msg = f"verdict of {self.verifier}: reward {self.reward} is not a finite number"
             raise ValueError(msg)
 
