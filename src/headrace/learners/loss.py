@@ -20,7 +20,7 @@ from headrace.objectives.logprobs import linear_logprobs
 from headrace.objectives.losses import masked_log_ratio, ppo_clip
 
 LOGIT_CHUNK = 512
-"""Rows of logits alive at once: at a vocabulary of 49152 in fp32, 100 MB."""
+"""Tokens whose logits are computed together, one tile of the vocabulary at a time."""
 
 
 @dataclass(slots=True)

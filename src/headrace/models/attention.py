@@ -8,6 +8,7 @@ a padded token. Grouped queries are folded into the query axis, so keys are neve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,10 @@ def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) 
 
 
 class Padding:
-    """Moves packed rows [N, ...] into a padded [B, L, ...] and back. Differentiable both ways."""
+    """Moves packed rows [N, ...] into a padded [B, L, ...] and back. Differentiable both ways.
+
+    A padding cell has no gradient: it holds another row's values, and what is kept never reads it.
+    """
 
     def __init__(self, lengths: Sequence[int], *, offset: int = 0, device: torch.device) -> None:
         """Sequence b has ``lengths[b]`` rows; the first one starts at packed row ``offset``."""
@@ -52,7 +56,7 @@ class Padding:
         starts = sizes.cumsum(0) - sizes + offset
         columns = torch.arange(self.shape[1])
         self.is_real = (columns < sizes.unsqueeze(1)).to(device)
-        # A padding cell repeats its sequence's first row; nothing that is kept ever reads it.
+        # A padding cell repeats the first row of all; nothing that is kept ever reads it.
         rows = torch.where(columns < sizes.unsqueeze(1), starts.unsqueeze(1) + columns, offset)
         self._gather = rows.flatten().to(device)
         self._scatter = self.is_real.flatten().nonzero().flatten()
@@ -63,12 +67,43 @@ class Padding:
         """Return [B, L, ...] of ``packed`` [N, ...]; padding cells hold some finite row."""
         if self._is_full:
             return packed[self._span].reshape(*self.shape, *packed.shape[1:])
-        return packed.index_select(0, self._gather).reshape(*self.shape, *packed.shape[1:])
+        padded: Tensor = _MoveRows.apply(packed, self._gather, self._scatter, self._span)  # type: ignore[no-untyped-call]
+        return padded.reshape(*self.shape, *packed.shape[1:])
 
     def unpad(self, padded: Tensor) -> Tensor:
         """Return the real rows of ``padded`` [B, L, ...] as [sum(lengths), ...]."""
         flat = padded.flatten(0, 1)
-        return flat if self._is_full else flat.index_select(0, self._scatter)
+        if self._is_full:
+            return flat
+        real: Tensor = _MoveRows.apply(flat, self._scatter, None, self._scatter)  # type: ignore[no-untyped-call]
+        return real
+
+
+class _MoveRows(torch.autograd.Function):
+    """``rows.index_select(0, index)`` for an ``index`` that names every kept row once.
+
+    Autograd's own backward adds row by row, since it cannot know that; this one copies. The
+    gradient of the rows at ``target`` is that of the output, or of its rows at ``source``; all
+    other rows have none.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch gives the context no public type
+        rows: Tensor,
+        index: Tensor,
+        source: Tensor | None,
+        target: Tensor | slice,
+    ) -> Tensor:
+        ctx.shape, ctx.source, ctx.target = rows.shape, source, target
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401 - as above
+        moved = gradient if ctx.source is None else gradient.index_select(0, ctx.source)
+        gradient_of_rows = gradient.new_zeros(ctx.shape)
+        gradient_of_rows[ctx.target] = moved
+        return gradient_of_rows, None, None, None
 
 
 class PackedCausal:

@@ -196,9 +196,17 @@ def _input_gradients(
             tile[inside, local] -= 1.0
             residual = tile.to(hidden.dtype)
             if needs_hidden:
-                grad_hidden[rows] += residual @ weight_tile
+                _add_product(grad_hidden[rows], residual, weight_tile)
             if needs_weight:
-                grad_tile += residual.T @ scaled_hidden[rows]
+                _add_product(grad_tile, residual.T, scaled_hidden[rows])
         if grad_weight is not None:
             grad_weight[columns] = grad_tile
     return (grad_hidden * factor).to(hidden.dtype) if needs_hidden else None, grad_weight
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to ``total``, in one pass where the dtypes allow it."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
