@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -301,10 +302,9 @@ def test_small_steps_move_the_masters_and_in_time_what_is_published_in_bfloat16(
         assert step(learner, batch).num_updates == 1
         masters.append(weights(learner))
         published.append(asyncio.run(learner.export()))
-    shares = [share_changed(masters[0], masters[1])]
-    shares += [share_changed(published[0], later) for later in (published[1], published[-1])]
-    assert shares[0] > 0.9
-    assert 0.0 <= shares[1] < shares[2] < 0.5
+    assert all(share_changed(*two) > 0.9 for two in itertools.pairwise(masters))
+    first, last = (share_changed(published[0], later) for later in (published[1], published[-1]))
+    assert 0.0 <= first < last < 0.5
     assert all(tensor.dtype == torch.float32 for tensor in masters[-1].values())
     assert all(tensor.dtype == torch.bfloat16 for tensor in published[-1].values())
 

@@ -235,7 +235,7 @@ def test_every_token_is_trained_once_and_only_a_single_row_may_exceed_the_budget
 
 
 def test_the_longest_sequences_come_first(make_group: Callable[..., RolloutGroup]) -> None:
-    lengths = [3, 30, 12]
+    lengths = [3, 12, 30]
     groups = [make_group([1], [[n] * n, [n + 1] * n], [1.0, 0.0]) for n in lengths]
     parts = packed(chosen(groups), 40)
     assert [max(part.completion_lengths) for part in parts] == [29, 29, 11]
