@@ -18,7 +18,8 @@ from torch import Tensor
 
 from headrace.config import RunConfig
 from headrace.learners import PolicySource, TorchLearner
-from headrace.models.checkpoint import load_decoder, read_hf_config
+from headrace.models.checkpoint import load_decoder
+from headrace.models.hf_files import read_hf_config
 from headrace.types import Rollout, RolloutGroup
 
 Gradient = Mapping[str, Tensor]

@@ -24,6 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.errors import ModelError
+from headrace.models.hf_files import read_object
 from headrace.types import Message
 
 TOKENIZER_FILES = (
@@ -149,17 +150,7 @@ def _read_backend(directory: Path) -> tokenizers.Tokenizer:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the object in ``path``; empty if the file does not exist."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        msg = f"{path} is not valid JSON: {error}"
-        raise ModelError(msg) from error
-    if not isinstance(content, dict):
-        msg = f"{path} must hold a JSON object, not a {type(content).__name__}"
-        raise ModelError(msg)
-    return content
+    return read_object(path) if path.is_file() else {}
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

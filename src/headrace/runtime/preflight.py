@@ -17,8 +17,8 @@ from headrace.config import FunctionConfig, RunConfig, SourceConfig
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.models.catalogue import resolve_model
-from headrace.models.checkpoint import ignored_sampling_options, read_hf_config
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.hf_files import ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
 from headrace.types import Message
 from headrace.verifiers import answer_checker, check_function, needs_answer

@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.errors import VerifierFailure
-from headrace.types import FinishReason, Outcome, Prompt, Rollout, RolloutGroup, Verdict
+from headrace.types import MAX_REWARD, FinishReason, Outcome, Prompt, Rollout, RolloutGroup, Verdict
 from headrace.verifiers.component import Component, Score
 
 _LOG = logging.getLogger(__name__)
-_MAX_REWARD = 1e9  # of a Verdict, either sign
 _ROUNDING = 1e-9  # 0.1 + 0.2 + 0.7 reaches a threshold of 1
 _WORST_FIRST = (
     Outcome.INFRA,
@@ -92,7 +91,7 @@ class WeightedVerifier:
         reward = self._sum(scores)
         detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items())
         components = {name: score.reward for name, score in scores.items()}
-        if reward is not None and abs(reward) >= _MAX_REWARD:
+        if reward is not None and abs(reward) >= MAX_REWARD:
             detail = f"the weighted sum {reward:g} is out of range; lower the weights ({detail})"
             outcome, reward = Outcome.RUNTIME, None
         elif reward is not None:

@@ -22,7 +22,8 @@ from transformers import (
 
 from headrace.config import RunConfig, parse_config
 from headrace.learners import PolicySource, TorchLearner
-from headrace.models.checkpoint import load_decoder, read_hf_config
+from headrace.models.checkpoint import load_decoder
+from headrace.models.hf_files import read_hf_config
 from headrace.types import (
     Outcome,
     Prompt,

@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from headrace.errors import CheckpointError, ModelError
 from headrace.models.checkpoint import (
-    ignored_sampling_options,
     load_decoder,
-    read_hf_config,
     save_decoder,
 )
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.hf_files import ignored_sampling_options, read_hf_config
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -21,8 +21,9 @@ from transformers import (
 )
 
 from headrace.models.attention import PackedCausal, positions_of
-from headrace.models.checkpoint import load_decoder, read_hf_config, save_decoder
+from headrace.models.checkpoint import load_decoder, save_decoder
 from headrace.models.decoder import Decoder
+from headrace.models.hf_files import read_hf_config
 from headrace.models.tokenizer import Tokenizer
 from headrace.types import Message
 
