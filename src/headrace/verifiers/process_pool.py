@@ -273,11 +273,15 @@ class ProcessPool:
             return self._closed
 
     async def _kill_all(self) -> None:
-        """Kill every process, then let the jobs that were on them come to their end."""
-        while self._alive:
-            await asyncio.gather(*(process.kill() for process in self._alive.values()))
-            self._alive.clear()
-            await self._drain()
+        """Kill every process, then let the jobs that were on them come to their end.
+
+        Also with none alive: one may be starting, and its start is a job in progress like any
+        other. It sees that the pool is closed and ends.
+        """
+        await asyncio.gather(*(process.kill() for process in self._alive.values()))
+        self._alive.clear()
+        await self._drain()
+        assert not self._alive, "a process was started by a closed pool"
         self._idle.clear()
 
     async def _drain(self) -> None:

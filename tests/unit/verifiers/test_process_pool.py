@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,3 +170,20 @@ def test_close_ends_jobs_in_progress_and_may_be_called_twice(spec: WorkerSpec) -
 
 def _fields(spec: WorkerSpec) -> dict[str, object]:
     return {name: getattr(spec, name) for name in WorkerSpec.__slots__}
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 8])
+def test_close_while_a_process_starts_leaves_no_caller_waiting(
+    spec: WorkerSpec, milliseconds: int
+) -> None:
+    async def close_during_a_start() -> list[Reply]:
+        pool = ProcessPool(spec)
+        calls = [asyncio.create_task(pool.call(job("ok"))) for _ in range(4)]
+        await asyncio.sleep(milliseconds / 1000)
+        await pool.close()
+        return await asyncio.wait_for(asyncio.gather(*calls), 30)
+
+    replies = asyncio.run(close_during_a_start())
+    assert {reply.status for reply in replies} == {ReplyStatus.CRASH}
+    gc.collect()
+    assert children() == []
