@@ -143,7 +143,11 @@ class Controller:
         self._dropped: dict[str, str] = {}
         """Group id -> reason, of what no step has settled yet."""
         self._in_flight: dict[Ticket, str] = {}
-        self._last_arrival: float | None = None
+        self._has_rollouts = False
+        self._moved_at = time.monotonic()
+        """When something last arrived, or last began that is waited for."""
+        self._learner_since: float | None = None
+        """When the update or publication that is under way began."""
 
     def request_stop(self) -> None:
         """End after the step in progress, with a checkpoint."""
@@ -195,7 +199,7 @@ class Controller:
         Refills wait for the whole wave: what is generated together must not depend on how fast a
         verifier answers, or a synchronous run would not repeat.
         """
-        began = time.monotonic()
+        began = self._moved_at = time.monotonic()
         tickets = {draw.group_id: ticket for ticket, draw in draws.items()}
         self._in_flight.update({ticket: draw.group_id for ticket, draw in draws.items()})
         # A group of tasks: what is being scored ends with this wave, however it ends.
@@ -298,12 +302,13 @@ class Controller:
 
     async def _train(self, groups: Sequence[RolloutGroup]) -> None:
         """One step: update, publish, settle, tell."""
-        learning = time.monotonic()
+        learning = self._learner_since = time.monotonic()
         result = await self._parts.learner.step(groups)
         publishing = time.monotonic()
         if result.num_updates:
             await self._parts.weight_sync.publish(result.policy_version)
         ended = time.monotonic()
+        self._learner_since = None
         staleness = self._staleness(groups)
         self._policy_version = result.policy_version
         self._step_done += 1
@@ -379,22 +384,29 @@ class Controller:
         self._event("checkpoint", f"checkpoint written at step {step}")
 
     def _note_arrival(self) -> None:
-        if self._last_arrival is None:
+        if not self._has_rollouts:
             self._event("first_rollout", "first rollouts arrived")
-        self._last_arrival = time.monotonic()
+            self._has_rollouts = True
+        self._moved_at = time.monotonic()
 
     async def _watch(self) -> None:
-        """Every so often, say what is missing if nothing arrived. Ended by `run`."""
-        began = time.monotonic()
+        """Every so often, say what is being waited for if nothing moved. Ended by `run`."""
         while True:
             await asyncio.sleep(self._watch_seconds)
-            silence = time.monotonic() - (self._last_arrival or began)
+            now = time.monotonic()
+            silence = now - self._moved_at
             if self._in_flight and silence >= self._watch_seconds:
                 missing = ", ".join(sorted(self._in_flight.values())[:5])
                 self._event(
                     "waiting",
                     f"nothing arrived for {silence:.0f} s; {len(self._in_flight)} groups are "
                     f"missing, among them {missing}",
+                )
+            if self._learner_since and now - self._learner_since >= self._watch_seconds:
+                self._event(
+                    "waiting",
+                    f"the learner has been at step {self._step_done + 1} for "
+                    f"{now - self._learner_since:.0f} s",
                 )
 
     def _event(self, kind: str, message: str) -> None:

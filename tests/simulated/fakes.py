@@ -153,10 +153,13 @@ class FakeLearner:
     num_steps: int = 0
     batches: list[tuple[RolloutGroup, ...]] = field(default_factory=list)
     keep_batches: bool = True
+    stuck_at: int | None = None
 
     async def step(self, groups: Sequence[RolloutGroup]) -> StepResult:
         await asyncio.sleep(self.seconds)
         self.num_steps += 1
+        if self.num_steps == self.stuck_at:
+            await asyncio.Event().wait()
         if self.failure is not None and self.num_steps >= self.fail_at:
             raise self.failure
         updates = self.updates(self.num_steps)

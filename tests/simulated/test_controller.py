@@ -371,6 +371,19 @@ def test_a_checkpoint_is_written_when_due_and_at_the_end_and_never_twice() -> No
 def test_groups_that_do_not_arrive_are_named_after_a_while() -> None:
     world = World(num_steps=3, groups_per_step=3, watch_seconds=0.05)
     world.generator.stuck = lambda name: name == "0/p004"
+
+    assert "2 groups are missing, among them 0/p004, 0/p005" in first_waiting(world)
+
+
+def test_a_learner_that_does_not_come_back_is_named_after_a_while() -> None:
+    world = World(num_steps=3, groups_per_step=3, watch_seconds=0.05)
+    world.learner.stuck_at = 2
+
+    assert "the learner has been at step 2 for" in first_waiting(world)
+
+
+def first_waiting(world: World) -> str:
+    """Run until the first message of what is waited for, and return it."""
     said = asyncio.Event()
     world.monitor.on_each_event = lambda event: said.set() if event.kind == "waiting" else None
 
@@ -383,7 +396,7 @@ def test_groups_that_do_not_arrive_are_named_after_a_while() -> None:
 
     asyncio.run(wait_for_the_message())
     world.ledger.close()
-    assert "2 groups are missing, among them 0/p004, 0/p005" in world.monitor.messages("waiting")[0]
+    return world.monitor.messages("waiting")[0]
 
 
 def test_every_evaluation_is_recorded_with_how_it_was_sampled() -> None:

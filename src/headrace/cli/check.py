@@ -12,7 +12,7 @@ from headrace.cli.options import AsJson, Overrides, Recipe
 
 def check(recipe: Recipe, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Find every fault of config, model, data, verifier and memory at once; exit 2 if any."""
-    from headrace.config import load_config
+    from headrace.config import check_config
     from headrace.errors import UserError, problems_of
     from headrace.recipes import find_recipe
     from headrace.runtime.preflight import preflight
@@ -20,7 +20,7 @@ def check(recipe: Recipe, overrides: Overrides = None, *, as_json: AsJson = Fals
     problems: list[str] = []
     notes: list[str] = []
     try:
-        found = preflight(load_config(find_recipe(recipe), overrides or ()))
+        found = preflight(check_config(find_recipe(recipe), overrides or ()))
         problems, notes = found.problems, found.notes
     except UserError as error:
         problems = list(problems_of(error))

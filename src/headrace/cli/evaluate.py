@@ -25,13 +25,13 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure pass@1 and pass@k of a model on the recipe's held-out prompts."""
-    from headrace.config import load_config
+    from headrace.config import check_config
     from headrace.recipes import find_recipe
     from headrace.runtime.evaluation import evaluate_model
     from headrace.runtime.preflight import preflight
 
     settings = [*(overrides or ()), f"model.path={json.dumps(model)}"]
-    prepared = preflight(load_config(find_recipe(recipe), settings)).require()
+    prepared = preflight(check_config(find_recipe(recipe), settings)).require()
     result = asyncio.run(evaluate_model(prepared, output))
     if as_json:
         typer.echo(json.dumps({"metrics": result.metrics, "sampling": result.sampling}))

@@ -35,16 +35,15 @@ def train(
     Ctrl-C once finishes the step, writes a checkpoint and exits; twice stops at once, and the last
     checkpoint stays as it is.
     """
-    from headrace.config import load_config
+    from headrace.config import check_config
     from headrace.recipes import find_recipe
     from headrace.runtime.preflight import preflight
 
-    config = load_config(find_recipe(recipe), overrides or ())
-    directory = output or _default_directory(config.name, resume=resume)
-    found = preflight(config)
+    found = preflight(check_config(find_recipe(recipe), overrides or ()))
     for note in found.notes:
         sys.stderr.write(f"note: {note}\n")
     prepared = found.require()
+    directory = output or _default_directory(prepared.config.name, resume=resume)
 
     from headrace.runtime.interrupts import run_interruptibly
     from headrace.runtime.local import LocalRun

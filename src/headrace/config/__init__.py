@@ -11,9 +11,10 @@ from headrace.config.data import (
 from headrace.config.evaluation import EvaluationConfig
 from headrace.config.generator import GeneratorConfig, SamplingConfig
 from headrace.config.learner import LearnerConfig, ObjectiveConfig, OptimizerConfig
-from headrace.config.load import dump_config, load_config, parse_config
+from headrace.config.load import check_config, dump_config, load_config, parse_config
 from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
+from headrace.config.problems import CheckedRecipe
 from headrace.config.run import RunConfig
 from headrace.config.verifier import (
     ComponentConfig,
@@ -26,6 +27,7 @@ from headrace.config.verifier import (
 )
 
 __all__ = [
+    "CheckedRecipe",
     "CheckpointConfig",
     "ComponentConfig",
     "DataConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "SamplingConfig",
     "SourceConfig",
     "VerifierConfig",
+    "check_config",
     "dump_config",
     "load_config",
     "parse_config",

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from headrace.config.problems import Tree, problems_in, unfit_values
-from headrace.config.run import RunConfig, contradictions
+from headrace.config.problems import CheckedRecipe, Tree, check_tree
+from headrace.config.run import RunConfig
 from headrace.errors import ConfigError
 
 
@@ -23,15 +22,18 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises ConfigError with one line for every fault.
     """
+    return check_config(path, overrides).require()
+
+
+def check_config(path: Path, overrides: Sequence[str] = ()) -> CheckedRecipe:
+    """Return what `load_config` would, its faults, and what is well-formed beside them.
+
+    Raises ConfigError when the file cannot be read as TOML at all.
+    """
     tree = _read_toml(path)
     problems = [problem for override in overrides for problem in _apply_override(tree, override)]
-    try:
-        config = parse_config(tree, base=path.parent.absolute())
-    except ConfigError as error:
-        raise ConfigError(*problems, *error.problems) from error
-    if problems:
-        raise ConfigError(*problems)
-    return config
+    checked = _checked(tree, path.parent.absolute())
+    return replace(checked, problems=(*problems, *checked.problems))
 
 
 def parse_config(tree: Tree, *, base: Path | None = None) -> RunConfig:
@@ -39,18 +41,7 @@ def parse_config(tree: Tree, *, base: Path | None = None) -> RunConfig:
 
     Raises ConfigError with one line for every fault, in the order of ``tree``.
     """
-    unfit = tuple(unfit_values(tree))
-    if unfit:
-        raise ConfigError(*unfit)
-    try:
-        config = _validated(tree, base)
-    except ValidationError as error:
-        faults = problems_in(error, tree, lambda repaired: _validated(repaired, base))
-        raise ConfigError(*faults) from error
-    faults = tuple(contradiction.text for contradiction in contradictions(config))
-    if faults:
-        raise ConfigError(*faults)
-    return config
+    return _checked(tree, base).require()
 
 
 def dump_config(config: RunConfig) -> str:
@@ -58,9 +49,14 @@ def dump_config(config: RunConfig) -> str:
     return config.model_dump_json(indent=2) + "\n"
 
 
-def _validated(tree: Tree, base: Path | None) -> RunConfig:
-    # Through JSON, because strict mode then still takes arrays for tuples and text for paths.
-    return RunConfig.model_validate_json(json.dumps(tree), context={"base": base})
+def _checked(tree: Tree, base: Path | None) -> CheckedRecipe:
+    def validated(candidate: Tree) -> RunConfig:
+        # Through JSON, because strict mode then still takes arrays for tuples and text for paths;
+        # a date, which JSON lacks, becomes text here and has its own line among the problems.
+        content = json.dumps(candidate, default=str)
+        return RunConfig.model_validate_json(content, context={"base": base})
+
+    return check_tree(tree, validated)
 
 
 def _read_toml(path: Path) -> Tree:

@@ -1,7 +1,8 @@
 """The faults of a recipe, worded for the person who wrote it.
 
 Owns the promise that one attempt reports everything: settings that contradict each other are
-found even where other keys are wrong, unless they rest on those. Decides nothing about validity.
+found even where other keys are wrong, unless they rest on those, and what is well-formed stays
+usable for the checks of model and data. Decides nothing about validity.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import datetime as dt
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from headrace.config.run import RunConfig, contradictions
 from headrace.config.schema import Place, all_keys, place_of, sections_in, tags
+from headrace.errors import ConfigError
 
 Tree = dict[str, Any]
 Path = tuple[str, ...]
@@ -33,28 +36,61 @@ _MAX_SHOWN = 80
 """Characters of a wrong value that a message quotes."""
 
 
-def unfit_values(tree: Tree, prefix: str = "") -> Iterator[str]:
-    """Yield a line for every TOML value that no key of a recipe can take: dates and times."""
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from unfit_values(value, f"{key}.")
-        elif any(_is_time(item) for item in (value if isinstance(value, list) else [value])):
-            yield f"{key} = {value}: dates and times are not used anywhere; write it in quotes"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRecipe:
+    """A recipe as far as it is known."""
+
+    config: RunConfig
+    """Without the keys at fault; something stands in for required ones."""
+    problems: tuple[str, ...]
+    """One line for each fault, in the order of the recipe."""
+    faulty: frozenset[Path]
+    """Paths of the keys at fault."""
+
+    def knows(self, *path: str) -> bool:
+        """Whether neither ``path`` nor anything above or below it is at fault."""
+        return all(path[: len(fault)] != fault[: len(path)] for fault in self.faulty)
+
+    def require(self) -> RunConfig:
+        """Return the config. Raises ConfigError with every problem."""
+        if self.problems:
+            raise ConfigError(*self.problems)
+        return self.config
 
 
-def problems_in(
-    error: ValidationError, tree: Tree, validated: Callable[[Tree], RunConfig]
-) -> tuple[str, ...]:
-    """Return a line for every fault of ``tree``, in its own order.
+def check_tree(tree: Tree, validated: Callable[[Tree], RunConfig]) -> CheckedRecipe:
+    """Find every fault of ``tree``.
 
     ``validated`` tries a tree; it raises ValidationError where that has faults.
     """
-    found = [(_order(place.path, tree), text) for place, text in _wrong_keys(error, tree)]
-    for keys, text in _contradictory(error, tree, validated):
-        found.append((min(_order(key, tree) for key in keys), text))
+    found = list(_unfit_values(tree))
+    faulty = {path for path, _ in found}
+    try:
+        config = validated(tree)
+    except ValidationError as error:
+        wrong = [(place.path, text) for place, text in _wrong_keys(error, tree)]
+        found += [(path, text) for path, text in wrong if path not in faulty]
+        config, taken_out = _repaired(error, tree, validated)
+        faulty |= taken_out
+    checked = CheckedRecipe(config=config, problems=(), faulty=frozenset(faulty))
+    for contradiction in contradictions(config):
+        keys = [tuple(key.split(".")) for key in contradiction.keys]
+        if all(checked.knows(*key) for key in keys):
+            found.append((min(keys, key=lambda key: _order(key, tree)), contradiction.text))
+    ordered = sorted(found, key=lambda item: _order(item[0], tree))
     # A list with two wrong entries is one line; dict.fromkeys keeps the order.
-    return tuple(dict.fromkeys(text for _, text in sorted(found, key=lambda item: item[0])))
+    return replace(checked, problems=tuple(dict.fromkeys(text for _, text in ordered)))
+
+
+def _unfit_values(tree: Tree, above: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Yield path and line of every TOML value that no key can take: dates and times."""
+    for name, value in tree.items():
+        path = (*above, name)
+        if isinstance(value, dict):
+            yield from _unfit_values(value, path)
+        elif any(_is_time(item) for item in (value if isinstance(value, list) else [value])):
+            line = f"{'.'.join(path)} = {value}: dates and times are not used anywhere"
+            yield path, f"{line}; write it in quotes"
 
 
 def _is_time(value: object) -> bool:
@@ -115,7 +151,7 @@ def _value_at(path: Path, tree: Tree) -> tuple[object, bool]:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
@@ -149,23 +185,18 @@ def _similar(above: Path, wrong: str, here: Sequence[str], elsewhere: Iterable[P
     return ()
 
 
-def _contradictory(
+def _repaired(
     error: ValidationError, tree: Tree, validated: Callable[[Tree], RunConfig]
-) -> Iterator[tuple[Sequence[Path], str]]:
-    """Compare the settings that are well-formed: those at fault are first taken out."""
-    repaired, dropped = copy.deepcopy(tree), set[Path]()
-    config, remaining = None, error
-    while config is None:
-        dropped |= {_take_out(detail, repaired) for detail in remaining.errors(include_url=False)}
+) -> tuple[RunConfig, set[Path]]:
+    """Take out what is at fault until the rest is well-formed; return it and what was taken."""
+    repaired, taken_out, remaining = copy.deepcopy(tree), set[Path](), error
+    while True:
+        taken_out |= {_take_out(detail, repaired) for detail in remaining.errors(include_url=False)}
         try:
-            config = validated(repaired)
+            return validated(repaired), taken_out
         except ValidationError as next_error:
             # Rules of a section are checked once its keys are right; each round takes one out.
             remaining = next_error
-    for contradiction in contradictions(config):
-        keys = [tuple(key.split(".")) for key in contradiction.keys]
-        if not any(key[: len(path)] == path for key in keys for path in dropped):
-            yield keys, contradiction.text
 
 
 def _take_out(detail: ErrorDetails, tree: Tree) -> Path:

@@ -77,12 +77,13 @@ class LocalRun:
 
     def _open_directory(self, num_steps: int) -> tuple[CheckpointStore, StoredCheckpoint | None]:
         """Make the directory, or check that it can be resumed before anything in it changes."""
-        config = self.prepared.config
+        config, prepared = self.prepared.config, self.prepared
         if self.resume:
             run_files.check_same_run(self.output, config)
         else:
             run_files.create(self.output, config)
-        mark = run_files.fingerprint(config, self.prepared.model.directory)
+        model = prepared.model.directory
+        mark = run_files.fingerprint(config, model, prepared.train.prompts)
         store = CheckpointStore(
             self.output / run_files.CHECKPOINT_DIRECTORY,
             keep=config.checkpoint.keep,
@@ -91,8 +92,8 @@ class LocalRun:
         last = store.latest() if self.resume else None
         if last is not None and last.fingerprint != mark:
             msg = (
-                f"--resume: {last.directory} was trained from another model than "
-                f"{self.prepared.model.directory}; give the model it started from"
+                f"--resume: {last.directory} was trained from another model than {model}, or on "
+                "other prompts than data.train holds now; give what it started from"
             )
             raise RunDirectoryError(msg)
         if last is not None and last.step >= num_steps:

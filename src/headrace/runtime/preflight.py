@@ -1,6 +1,7 @@
 """Everything that can be known to be wrong before any work, found in one pass.
 
-Each check adds its own lines and lets the others go on, so the user sees all faults at once. The
+Each check adds its own lines and lets the others go on, so the user sees all faults at once. What
+rests on a key that is itself at fault is not checked: it would report faults that are none. The
 result holds what the run then uses: nothing is read twice.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.config import FunctionConfig, RunConfig, SourceConfig
+from headrace.config import CheckedRecipe, FunctionConfig, RunConfig, SourceConfig
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.models.catalogue import resolve_model
@@ -38,9 +39,9 @@ class PreparedModel:
 class Preflight:
     """What was found. ``model`` and ``train`` are there whenever ``problems`` is empty."""
 
-    config: RunConfig
+    recipe: CheckedRecipe
     problems: list[str] = field(default_factory=list)
-    """One line for each thing to fix."""
+    """One line for each thing to fix, those of the recipe first."""
     notes: list[str] = field(default_factory=list)
     """Worth knowing, and no reason to stop."""
     model: PreparedModel | None = None
@@ -53,7 +54,9 @@ class Preflight:
             raise ConfigError(*self.problems)
         assert self.model is not None
         assert self.train is not None
-        return PreparedRun(config=self.config, model=self.model, train=self.train, eval=self.eval)
+        return PreparedRun(
+            config=self.recipe.config, model=self.model, train=self.train, eval=self.eval
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +69,22 @@ class PreparedRun:
     eval: LoadReport | None
 
 
-def preflight(config: RunConfig) -> Preflight:
-    """Check model, data, verifier and memory of ``config``; raises nothing of the user's making."""
-    found = Preflight(config=config)
-    with _collect(found):
-        found.model = _prepare_model(config)
-        found.notes += _model_notes(found.model)
-        found.notes += _memory_notes(config, found.model.decoder_config)
+def preflight(recipe: CheckedRecipe) -> Preflight:
+    """Check model, data, verifier and memory of ``recipe``; raises nothing of the user's making."""
+    config = recipe.config
+    found = Preflight(recipe=recipe, problems=list(recipe.problems))
+    if recipe.knows("model"):
+        with _collect(found):
+            found.model = _prepare_model(config)
+            found.notes += _model_notes(found.model)
+            if not recipe.faulty:
+                found.notes += _memory_notes(config, found.model.decoder_config)
     for component in config.verifier.components.values():
         if isinstance(component, FunctionConfig):
             with _collect(found):
                 check_function(component.path)
-    _load_data(found)
+    if recipe.knows("data"):
+        _load_data(found)
     return found
 
 
@@ -158,12 +165,14 @@ def _available_bytes() -> int | None:
 def _load_data(found: Preflight) -> None:
     """Load the training prompts, then the held-out ones without those that are trained on.
 
-    Without a model the rows are read all the same: only their length in tokens stays unknown.
+    Without a model, or without knowing how many tokens follow, the rows are read all the same:
+    only whether they fit the context stays unknown.
     """
-    config = found.config
-    checked = config.verifier if needs_answer(config.verifier) else None
+    config, knows = found.recipe.config, found.recipe.knows
+    checks_answers = knows("verifier") and needs_answer(config.verifier)
+    model = found.model if knows("sampling") and knows("eval") else None
     with _collect(found), answer_checker(config.verifier) as check_answer:
-        load = _Loader(config, found.model, check_answer if checked else None)
+        load = _Loader(config, model, check_answer if checks_answers else None)
         trained_on: set[str] = set()
         with _collect(found):
             found.train = load("train", config.data.train, frozenset())

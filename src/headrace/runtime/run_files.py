@@ -1,6 +1,7 @@
 """The directory of a run: made once, refused when it belongs to another run, resumed when asked.
 
-Owns the fingerprint: a hash of the model's files and of every setting that training depends on.
+Owns the fingerprint: a hash of the model's files, of the training prompts and of every setting that
+training depends on.
 What may change between a run and its resumption (how long, what is shown, how often it is saved)
 is listed here and nowhere else.
 """
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.config import RunConfig, dump_config
 from headrace.errors import RunDirectoryError
 from headrace.monitors.run_directory import replace_file
+from headrace.types import Prompt
 
 CONFIG_FILE = "config.json"
 LEDGER_FILE = "ledger.sqlite"
@@ -25,9 +27,12 @@ _FREE_KEYS = ("name", "eval", "checkpoint", "monitors", "num_threads", "num_step
 """A resumed run may change these; all others would make it another run."""
 
 
-def fingerprint(config: RunConfig, model_directory: Path) -> str:
-    """Return 32 hex digits of the model's identity and the settings that shape training."""
+def fingerprint(config: RunConfig, model_directory: Path, prompts: Sequence[Prompt]) -> str:
+    """Return 32 hex digits of the model, the prompts and the settings that shape training."""
     digest = hashlib.blake2b(digest_size=16)
+    for prompt in prompts:
+        known = (prompt.prompt_id, prompt.token_ids, prompt.answer)
+        digest.update(json.dumps(known).encode())
     digest.update(json.dumps(_binding(config), sort_keys=True).encode())
     for path in sorted(model_directory.glob("*")):
         if path.suffix in {".json", ".safetensors", ".jinja"}:
