@@ -53,4 +53,6 @@ class GeneratorConfig(Section):
     max_concurrent_rollouts: int = Field(default=512, ge=1)
     """Rollouts decoded together at most; the others wait for a free slot."""
     max_prefill_tokens: int = Field(default=8192, ge=1)
-    """Prompt tokens prefilled in one forward pass at most; a longer prompt gets its own."""
+    """Prompt tokens computed between two decode steps at most; longer prompts come in parts."""
+    max_cache_gib: float | None = Field(default=None, gt=0.0)
+    """Memory of cached keys and values at most; null takes half of what is free at the start."""

@@ -132,7 +132,7 @@ class EngineThread:
         group = RolloutGroup(
             group_id=request.group_id,
             prompt=request.prompt,
-            rollouts=tuple(r.to_rollout(self._decode(r.completion_ids)) for r in finished),
+            rollouts=tuple(r.to_rollout(self._decode(r.sampled.completion_ids)) for r in finished),
             sampling=request.sampling,
         )
         self._owners.pop(collector).deliver(group)

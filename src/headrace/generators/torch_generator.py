@@ -16,9 +16,12 @@ import torch
 from headrace.errors import GeneratorFailure
 from headrace.generators.engine_thread import EngineThread, Submission
 from headrace.generators.torch_engine.admission import check_requests
+from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Decode, Engine
+from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Scheduler
+from headrace.host import available_memory
 from headrace.models.decoder_config import DecoderConfig
 from headrace.types import GenerationRequest, RolloutGroup, WeightUpdate
 
@@ -28,6 +31,12 @@ STALL_SECONDS = 600.0
 """An engine that makes no step for so long while someone waits for it has hung."""
 
 
+BLOCK_SIZE = 16
+"""Tokens of a cache block. What a group shares ends at a whole block, so blocks are small."""
+MEMORY_SHARE = 0.5
+"""Of the memory that is free at the start, how much the cache may grow to when nobody says."""
+UNKNOWN_MEMORY = 8 << 30
+"""Taken to be free where the machine does not say."""
 MAX_NAMED = 5
 """Groups that an error names."""
 
@@ -44,13 +53,20 @@ class TorchGenerator:
         device: torch.device | None = None,
         max_concurrent_rollouts: int = 512,
         max_prefill_tokens: int = 8192,
+        max_cache_bytes: int | None = None,
     ) -> None:
+        """``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free."""
         self._config = config
-        runner = ModelRunner(config, dtype, device or torch.device("cpu"))
+        device = device or torch.device("cpu")
+        budget = max_cache_bytes or int(MEMORY_SHARE * free_memory(device))
+        num_blocks = budget // block_bytes(config, BLOCK_SIZE, dtype)
+        self._max_cached_tokens = num_blocks * BLOCK_SIZE
+        blocks = BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        runner = ModelRunner(config, BLOCK_SIZE, dtype, device)
         scheduler = Scheduler(
-            max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
+            blocks, max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
         )
-        self._engine = EngineThread(Engine(runner, scheduler, decode), decode)
+        self._engine = EngineThread(Engine(runner, scheduler, blocks, decode), decode)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[RolloutGroup]:
         """See `Generator`. Waits for the engine thread, which delivers every group or a failure.
@@ -58,7 +74,7 @@ class TorchGenerator:
         Raises GeneratorFailure before anything is sampled if one of ``requests`` cannot be served.
         What the caller does not wait for is taken back.
         """
-        check_requests(requests, self._config)
+        check_requests(requests, self._config, max_cached_tokens=self._max_cached_tokens)
         loop = asyncio.get_running_loop()
         arrivals: asyncio.Queue[RolloutGroup | GeneratorFailure] = asyncio.Queue()
         waiting = {request.group_id for request in requests}
@@ -110,6 +126,13 @@ class TorchGenerator:
                     raise GeneratorFailure(msg)
         finally:
             future.cancel()
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes of memory that are free on ``device``."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory() or UNKNOWN_MEMORY
 
 
 def _some(names: set[str]) -> str:

@@ -40,6 +40,9 @@ async def _run(run: LocalRun) -> RunOutcome | None:
         if not interrupts.stop_at_once:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+            if interrupts.is_stopping:
+                # A second Ctrl-C that comes only now finds everything done, and need not kill.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Interrupts:
@@ -50,6 +53,11 @@ class _Interrupts:
         self._controller: Controller | None = None
         self._count = 0
         self.stop_at_once = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether an interrupt came."""
+        return self._count > 0
 
     def watch(self, controller: Controller) -> None:
         """Remember whom to ask; an interrupt that came earlier counts."""

@@ -196,12 +196,14 @@ class LocalRun:
 def build_generator(prepared: PreparedRun) -> TorchGenerator:
     """Return the generator of a run; it holds no weights until the first are published."""
     config, model = prepared.config.generator, prepared.model
+    cache = config.max_cache_gib
     return TorchGenerator(
         model.decoder_config,
         decode=model.tokenizer.decode,
         dtype=resolve_dtype(config.dtype),
         max_concurrent_rollouts=config.max_concurrent_rollouts,
         max_prefill_tokens=config.max_prefill_tokens,
+        max_cache_bytes=None if cache is None else int(cache * 2**30),
     )
 
 

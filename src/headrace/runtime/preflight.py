@@ -17,6 +17,7 @@ from typing import Any
 from headrace.config import CheckedRecipe, FunctionConfig, RunConfig, SourceConfig
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
+from headrace.host import available_memory
 from headrace.models.catalogue import resolve_model
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.hf_files import ignored_sampling_options, read_hf_config
@@ -125,7 +126,7 @@ def _model_notes(model: PreparedModel) -> Iterator[str]:
 
 def _memory_notes(config: RunConfig, decoder: DecoderConfig) -> Iterator[str]:
     """Compare an estimate with the machine's memory: weights, gradients, moments, copies, cache."""
-    available = _available_bytes()
+    available = available_memory()
     needed = _needed_bytes(config, decoder)
     if available is not None and needed > available:
         yield (
@@ -149,17 +150,6 @@ def _needed_bytes(config: RunConfig, decoder: DecoderConfig) -> int:
     )
     cached = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * length * rollouts
     return 4 * (copies * parameters + cached)
-
-
-def _available_bytes() -> int | None:
-    """Return what Linux calls available; None elsewhere, where nothing is claimed."""
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return None
-    for line in path.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _load_data(found: Preflight) -> None:

@@ -1,20 +1,28 @@
-"""The engine: `step` admits, prefills, decodes, samples and retires. Single-threaded.
+"""The engine: `step` prefills, makes room, decodes, samples and retires. Single-threaded.
 
-Continuous batching: a rollout enters between two decode steps as soon as a slot is free and leaves
-the moment it ends, so a long one never holds the others. The engine stamps each rollout with the
-policy version it was sampled under; weights change only between steps, and in this version of the
-engine only while nothing runs.
+Continuous batching: a rollout enters between two decode steps as soon as there is room and leaves
+the moment it ends, so a long one never holds the others. When the cache is full the youngest one
+gives its blocks back and goes on later, from the same tokens. The engine stamps each token with the
+policy version it was sampled under; weights change only between steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
-from headrace.generators.torch_engine.rollout_state import GroupCollector, RunningRollouts
+from headrace.generators.torch_engine.block_manager import BlockManager
+from headrace.generators.torch_engine.rollout_state import (
+    Begun,
+    FinishedRollout,
+    GroupCollector,
+    RunningRollouts,
+    Ticket,
+)
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.sampling import draw, uniforms
 from headrace.generators.torch_engine.scheduler import Branch, Scheduler
@@ -28,13 +36,18 @@ Decode = Callable[[Sequence[int]], str]
 class Engine:
     """Samples rollouts from one copy of the weights."""
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, decode: Decode) -> None:
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, blocks: BlockManager, decode: Decode
+    ) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        self._blocks = blocks
         self._decode = decode
         self._running = RunningRollouts()
         self._policy_version: int | None = None
         self._refusal = "asked to generate before the first update_weights"
+        self.num_preemptions = 0
+        """Times a running rollout gave its blocks back for others."""
 
     @property
     def has_work(self) -> bool:
@@ -43,15 +56,22 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Rollouts that hold a slot."""
+        """Rollouts that sample a token in every step."""
         return len(self._running)
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Cache blocks that running rollouts and unfinished prefills need."""
+        return self._blocks.num_held
 
     def load(self, update: WeightUpdate) -> None:
         """Replace every weight and prove that all of them arrived. Only while nothing runs.
 
-        Raises WeightSyncError, after which the engine refuses to sample until a load succeeds.
+        Raises WeightSyncError. Where names, shapes or dtypes do not fit the old weights stay; where
+        the checksum does not, the engine refuses to sample until a load succeeds.
         """
         assert not self.has_work, "rollouts in flight would mix two versions"
+        self._runner.check(update.tensors)
         self._policy_version = None
         self._refusal = f"the weights of version {update.policy_version} did not arrive whole"
         self._runner.load(update.tensors)
@@ -60,6 +80,7 @@ class Engine:
             msg = f"checksum {held:x} of the loaded weights, {update.checksum:x} was published"
             raise WeightSyncError(msg)
         self._policy_version = update.policy_version
+        self._blocks.forget_names()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[GroupCollector]:
         """Queue every rollout of ``requests``; return where each group will be collected.
@@ -73,46 +94,95 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[GroupCollector]:
         """Give every running rollout one more token; return the groups that became whole."""
-        finished = self._admit(self._scheduler.admit(len(self._running)))
+        finished = self._prefill()
+        self._make_room()
         if len(self._running):
             self._sample(slice(0, len(self._running)), self._runner.decode(self._running))
             finished += self._retire()
         return finished
 
-    @torch.inference_mode()
     def drop(self, collectors: AbstractSet[GroupCollector]) -> None:
         """Take back every rollout of ``collectors``, running or waiting."""
         self._scheduler.drop(collectors)
         gone = [ticket.collector in collectors for ticket in self._running.tickets]
-        if any(gone):
-            self._close_gaps(torch.tensor(gone))
+        self._leave(torch.tensor(gone, dtype=torch.bool))
 
     def abort(self) -> None:
         """Forget everything that runs or waits, and the cache, which may hold what went wrong."""
         self._scheduler.clear()
-        self._running = RunningRollouts()
+        self._leave(torch.ones(len(self._running), dtype=torch.bool))
+        self._blocks.forget_names()
         self._runner.clear_cache()
 
-    def _admit(self, branches: Sequence[Branch]) -> list[GroupCollector]:
-        """Prefill ``branches`` and sample their first tokens."""
-        if not branches:
+    def _prefill(self) -> list[GroupCollector]:
+        """Compute the next parts of prompts; sample first tokens where a prompt is complete."""
+        parts = self._scheduler.next_parts(len(self._running))
+        if not parts:
             return []
+        self._runner.reserve(self._blocks.num_touched)
+        logits = self._runner.prefill(parts)
         first = len(self._running)
-        self._running.append([ticket for branch in branches for ticket in branch.tickets])
-        longest = int((self._running.prompt_length + self._running.max_tokens).max())
-        self._runner.reserve(len(self._running), longest)
-        self._sample(slice(first, len(self._running)), self._runner.prefill(branches, first))
+        counts = [self._start(branch) for branch in self._scheduler.finished(parts)]
+        if len(self._running) == first:
+            return []
+        repeats = torch.tensor(counts, device=logits.device)
+        self._sample(slice(first, len(self._running)), logits.repeat_interleave(repeats, dim=0))
         return self._retire()
 
+    def _start(self, branch: Branch) -> int:
+        """Let the rollouts of a prefilled branch run; return how many there was room for.
+
+        Whole blocks are shared. A last one that is not full will be written to, so every rollout
+        but the first gets a copy of it; those for which there is no block wait once more.
+        """
+        num_whole = len(branch.token_ids) // self._blocks.block_size
+        whole, rest = branch.blocks[:num_whole], branch.blocks[num_whole:]
+        room = self._blocks.num_available if rest else len(branch.tickets)
+        count = min(len(branch.tickets), 1 + room)
+        copies = [self._blocks.take(len(rest)) for _ in range(count - 1)]
+        if rest and copies:
+            self._runner.reserve(self._blocks.num_touched)
+            self._runner.copy_blocks(rest * len(copies), [block for own in copies for block in own])
+        for _ in copies:
+            self._blocks.hold(whole)
+        self._running.append(branch.tickets[:count], [whole + own for own in (rest, *copies)])
+        self._scheduler.take_back(branch.tickets[count:])
+        return count
+
+    def _make_room(self) -> None:
+        """See to it that every running rollout has a block for its next token."""
+        needy = self._needy()
+        while len(needy) > self._blocks.num_available:
+            if not self._scheduler.preempt_prefill():
+                self._preempt_youngest()
+            needy = self._needy()
+        if len(needy):
+            self._running.add_blocks(needy, self._blocks.take(len(needy)))
+            self._runner.reserve(self._blocks.num_touched)
+
+    def _needy(self) -> torch.Tensor:
+        """Rows whose blocks are all full."""
+        held = self._running.num_blocks * self._blocks.block_size
+        return (self._running.cached_length >= held).nonzero().flatten()
+
+    def _preempt_youngest(self) -> None:
+        self.num_preemptions += 1
+        row = len(self._running) - 1
+        ticket = replace(self._running.tickets[row], begun=self._running.sampled(row))
+        gone = torch.arange(len(self._running)) == row
+        self._leave(gone)
+        self._scheduler.take_back([ticket])
+
     def _sample(self, rows: slice, logits: torch.Tensor) -> None:
+        assert self._policy_version is not None
         running = self._running
         uniform = uniforms(running.seed[rows], running.num_generated[rows])
         sampling = running.sampling.at(rows).to(logits.device)
         token_ids, logprobs = draw(logits, sampling, uniform.to(logits.device))
-        running.record(rows, token_ids.cpu(), logprobs.cpu())
+        running.record(rows, token_ids.cpu(), logprobs.cpu(), self._policy_version)
 
     def _retire(self) -> list[GroupCollector]:
-        """Take ended rollouts out and close the gaps; return the groups that became whole."""
+        """Take ended rollouts out; return the groups that became whole."""
         running = self._running
         stopped = running.stopped() | self._hit_stop_string()
         ended = stopped | (running.num_generated >= running.max_tokens)
@@ -123,25 +193,30 @@ class Engine:
             for row in ended.nonzero().flatten().tolist()
             if self._collect(row, "stop" if bool(stopped[row]) else "length")
         ]
-        self._close_gaps(ended)
+        self._leave(ended)
         return whole
 
     def _collect(self, row: int, reason: FinishReason) -> bool:
-        assert self._policy_version is not None
-        rollout = self._running.finished(row, reason, self._policy_version)
-        return self._running.tickets[row].collector.add(rollout)
+        ticket, sampled = self._running.tickets[row], self._running.sampled(row)
+        self._keep_findable(row, ticket, sampled)
+        rollout = FinishedRollout(
+            rollout_index=ticket.rollout_index, sampled=sampled, finish_reason=reason
+        )
+        return ticket.collector.add(rollout)
 
-    def _close_gaps(self, ended: torch.Tensor) -> None:
-        """Move rollouts from the end into the ended ones' slots: one copy for each gap."""
-        num_left = int((~ended).sum())
-        rows = torch.arange(num_left)
-        gaps = ended[:num_left].nonzero().flatten()
-        movers = (~ended[num_left:]).nonzero().flatten() + num_left
-        lengths = self._running.cached_length
-        for gap, mover in zip(gaps.tolist(), movers.tolist(), strict=True):
-            self._runner.move(mover, gap, int(lengths[mover]))
-        rows[gaps] = movers
-        self._running.keep(rows)
+    def _keep_findable(self, row: int, ticket: Ticket, sampled: Begun) -> None:
+        """Name the blocks of a rollout, for a next turn that begins with its tokens."""
+        # The last token was sampled and never fed in, so the cache does not hold it.
+        cached = (*ticket.request.prompt.token_ids, *sampled.completion_ids[:-1])
+        self._blocks.name(cached, self._running.held_blocks(row))
+
+    def _leave(self, gone: torch.Tensor) -> None:
+        """Take the rows where ``gone`` [n] is True out and give their blocks back."""
+        if not bool(gone.any()):
+            return
+        for row in gone.nonzero().flatten().tolist():
+            self._blocks.release(self._running.held_blocks(row))
+        self._running.keep((~gone).nonzero().flatten())
 
     def _hit_stop_string(self) -> torch.Tensor:
         """[n] bool: the newest token completed one of the rollout's stop strings."""

@@ -1,8 +1,7 @@
-"""Keys and values of the running rollouts, one slot each.
+"""Keys and values in fixed blocks of tokens, shared between rollouts that begin alike.
 
-Slots 0 .. n-1 are the running ones, always without a gap, so a decode step reads one contiguous
-view and no slot is ever gathered. Owns the invariant that a slot holds exactly the keys and values
-of its rollout's tokens, under the weights that computed them.
+Owns the invariant that a block holds exactly the keys and values of its tokens, under the weights
+that computed them. Which block belongs to whom is the block manager's business.
 """
 
 from __future__ import annotations
@@ -12,58 +11,72 @@ from torch import Tensor
 
 from headrace.models.decoder_config import DecoderConfig
 
+GROWTH = 1.25
+"""Blocks are added by this factor, so that growing costs little however often it happens."""
+
+
+def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return the memory of one block: keys and values of every layer."""
+    values = config.num_layers * config.num_kv_heads * block_size * config.head_dim
+    return 2 * values * dtype.itemsize
+
 
 class KVCache:
-    """[slots, kv_heads, length, head_dim] per layer, growing in both directions when asked."""
+    """[blocks, kv_heads, block_size, head_dim] per layer, growing when asked."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._config = config
-        self.device = device
-        self._dtype = dtype
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self.num_slots = 0
-        self.length = 0
+    def __init__(
+        self, config: DecoderConfig, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.device, self.dtype = device, dtype
+        shape = (0, config.num_kv_heads, block_size, config.head_dim)
+        self._keys = [self._zeros(shape, dtype) for _ in range(config.num_layers)]
+        self._values = [self._zeros(shape, dtype) for _ in range(config.num_layers)]
 
-    def ensure(self, num_slots: int, length: int) -> None:
-        """Make room for ``num_slots`` slots of ``length`` tokens, keeping what is there."""
-        if num_slots <= self.num_slots and length <= self.length:
+    @property
+    def num_blocks(self) -> int:
+        """Blocks there is memory for."""
+        return len(self._keys[0])
+
+    def ensure(self, num_blocks: int) -> None:
+        """Make room for ``num_blocks`` blocks, keeping what is there."""
+        if num_blocks <= self.num_blocks:
             return
-        slots, width = max(num_slots, self.num_slots), max(length, self.length)
-        config = self._config
-        shape = (slots, config.num_kv_heads, width, config.head_dim)
-        if not self._keys:
-            empty = (0, config.num_kv_heads, 0, config.head_dim)
-            self._keys = [self._zeros(empty) for _ in range(config.num_layers)]
-            self._values = [self._zeros(empty) for _ in range(config.num_layers)]
+        num_blocks = max(num_blocks, int(GROWTH * self.num_blocks))
         # One by one, so that old and new stand side by side for a single layer only.
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
-                new = self._zeros(shape)
-                new[: self.num_slots, :, : self.length] = old
+                new = self._zeros((num_blocks, *old.shape[1:]), old.dtype)
+                new[: len(old)] = old
                 tensors[layer] = new
-        self.num_slots, self.length = slots, width
 
     def clear(self) -> None:
         """Give everything back."""
-        self._keys, self._values = [], []
-        self.num_slots = self.length = 0
+        self._keys = [keys.new_zeros(0, *keys.shape[1:]) for keys in self._keys]
+        self._values = [values.new_zeros(0, *values.shape[1:]) for values in self._values]
 
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeros, not empty: a masked cell must be finite, or 0 * NaN would leak."""
-        return torch.zeros(shape, dtype=self._dtype, device=self.device)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def view(self, layer: int, num_slots: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values [num_slots, kv_heads, length, head_dim], not copied."""
-        return (
-            self._keys[layer][:num_slots, :, :length],
-            self._values[layer][:num_slots, :, :length],
-        )
+    def write(
+        self, layer: int, blocks: Tensor, offsets: Tensor, key: Tensor, value: Tensor
+    ) -> None:
+        """Store ``key`` and ``value`` [N, kv_heads, head_dim] at ``offsets`` [N] of ``blocks``."""
+        self._keys[layer][blocks, :, offsets] = key
+        self._values[layer][blocks, :, offsets] = value
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` tokens of slot ``source`` over slot ``target``."""
+    def read(self, layer: int, blocks: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Return keys and values [n, kv_heads, block_size, head_dim]; a slice is not copied."""
+        keys, values = self._keys[layer], self._values[layer]
+        if isinstance(blocks, slice):
+            return keys[blocks], values[blocks]
+        return keys.index_select(0, blocks), values.index_select(0, blocks)
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks ``sources`` [n] over ``targets`` [n]."""
         for tensor in (*self._keys, *self._values):
-            tensor[target, :, :length] = tensor[source, :, :length]
+            tensor[targets] = tensor.index_select(0, sources)
 
     @property
     def num_bytes(self) -> int:

@@ -1,6 +1,7 @@
-"""The running rollouts as columns: one row a slot, tensors where the hot path works.
+"""The running rollouts as columns: one row each, tensors where the hot path works.
 
-Python touches a rollout when it is admitted and when it ends, never in between.
+Python touches a rollout when it is admitted, when it needs another cache block and when it ends,
+never in between.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ NO_TOKEN = -1
 """Fills unused columns of the stop-id table; no token has this id."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What an unfinished rollout has sampled so far; all sequences have its length."""
+
+    completion_ids: tuple[int, ...] = ()
+    generator_logprobs: tuple[float, ...] = ()
+    policy_versions: tuple[int, ...] = ()
+
+
+NOTHING = Begun()
+
+
 @dataclass(slots=True, kw_only=True)
 class Ticket:
     """One rollout that was asked for, and where its finished group is collected."""
@@ -32,6 +45,7 @@ class Ticket:
     request: GenerationRequest
     rollout_index: int
     collector: GroupCollector
+    begun: Begun = NOTHING
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,24 +53,30 @@ class FinishedRollout:
     """Raw outcome of one rollout, before its text is decoded."""
 
     rollout_index: int
-    completion_ids: tuple[int, ...]
-    generator_logprobs: tuple[float, ...]
-    policy_version: int
+    sampled: Begun
     finish_reason: FinishReason
 
     def to_rollout(self, text: str) -> Rollout:
-        """Return the record, every token chosen by the policy under one version."""
-        length = len(self.completion_ids)
-        span = VersionSpan(policy_version=self.policy_version, start=0, end=length)
+        """Return the record, every token chosen by the policy."""
         return Rollout(
             rollout_index=self.rollout_index,
-            completion_ids=self.completion_ids,
-            loss_mask=(True,) * length,
-            generator_logprobs=self.generator_logprobs,
-            version_spans=(span,),
+            completion_ids=self.sampled.completion_ids,
+            loss_mask=(True,) * len(self.sampled.completion_ids),
+            generator_logprobs=self.sampled.generator_logprobs,
+            version_spans=_spans(self.sampled.policy_versions),
             finish_reason=self.finish_reason,
             text=text,
         )
+
+
+def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+    """Return the runs of equal versions."""
+    starts = [at for at, v in enumerate(versions) if at == 0 or versions[at - 1] != v]
+    ends = [*starts[1:], len(versions)]
+    return tuple(
+        VersionSpan(policy_version=versions[start], start=start, end=end)
+        for start, end in zip(starts, ends, strict=True)
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -76,7 +96,7 @@ class GroupCollector:
 
 
 class RunningRollouts:
-    """Columns of the running rollouts, on the CPU; row i is cache slot i."""
+    """Columns of the running rollouts, on the CPU, in the order in which they were admitted."""
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
@@ -84,11 +104,17 @@ class RunningRollouts:
         self.num_generated = torch.zeros(0, dtype=torch.int64)
         self.max_tokens = torch.zeros(0, dtype=torch.int64)
         self.seed = torch.zeros(0, dtype=torch.int64)
+        self.num_blocks = torch.zeros(0, dtype=torch.int64)
         self.stop_ids = torch.zeros(0, 0, dtype=torch.int64)
         self.token_ids = torch.zeros(0, 0, dtype=torch.int64)
         self.logprobs = torch.zeros(0, 0, dtype=torch.float32)
+        self.policy_versions = torch.zeros(0, 0, dtype=torch.int64)
+        self.blocks = torch.zeros(0, 0, dtype=torch.int64)
+        """[n, T] cache blocks, of which row i uses the first ``num_blocks[i]``."""
         self.sampling = sampling_rows([])
         self.any_stop_strings = False
+        self.layout = 0
+        """Changes whenever a row or one of its blocks does."""
 
     def __len__(self) -> int:
         return len(self.tickets)
@@ -99,73 +125,112 @@ class RunningRollouts:
         return self.token_ids.gather(1, (self.num_generated - 1).unsqueeze(1)).squeeze(1)
 
     @property
+    def next_block(self) -> Tensor:
+        """[n] the block that each rollout's last token goes to: its newest one."""
+        return self.blocks.gather(1, (self.num_blocks - 1).unsqueeze(1)).squeeze(1)
+
+    @property
     def cached_length(self) -> Tensor:
         """[n] tokens of each rollout whose keys and values are in the cache: all but the last."""
         return self.prompt_length + self.num_generated - 1
 
-    def append(self, tickets: Sequence[Ticket]) -> None:
-        """Add rows for ``tickets``, none of which has a token yet."""
+    def append(self, tickets: Sequence[Ticket], blocks: Sequence[Sequence[int]]) -> None:
+        """Add rows for ``tickets``, with the cache blocks that hold their tokens so far."""
+        self.layout += 1
+        first = len(self.tickets)
         params = [ticket.request.sampling for ticket in tickets]
-        requests = [ticket.request for ticket in tickets]
-        lengths = [len(request.prompt.token_ids) for request in requests]
         seeds = [derive_seed(t.request.seed, t.rollout_index) for t in tickets]
+        begun = [ticket.begun for ticket in tickets]
+        prompts = [len(ticket.request.prompt.token_ids) for ticket in tickets]
         self.tickets.extend(tickets)
-        self.prompt_length = _joined(self.prompt_length, lengths)
-        self.num_generated = _joined(self.num_generated, [0] * len(tickets))
+        self.prompt_length = _joined(self.prompt_length, prompts)
+        self.num_generated = _joined(self.num_generated, [len(b.completion_ids) for b in begun])
         self.max_tokens = _joined(self.max_tokens, [param.max_tokens for param in params])
         self.seed = _joined(self.seed, seeds)
-        self._widen(max(param.max_tokens for param in params), len(tickets))
+        self.num_blocks = _joined(self.num_blocks, [len(row) for row in blocks])
+        width = max(param.max_tokens for param in params)
+        self.token_ids = _widened(self.token_ids, len(tickets), width)
+        self.logprobs = _widened(self.logprobs, len(tickets), width)
+        self.policy_versions = _widened(self.policy_versions, len(tickets), width)
+        self.blocks = _widened(self.blocks, len(tickets), max(len(row) for row in blocks))
+        for row, (ticket, held) in enumerate(zip(tickets, blocks, strict=True), start=first):
+            self._restore(row, ticket.begun)
+            self.blocks[row, : len(held)] = torch.tensor(held)
         self.stop_ids = _stop_table(self.tickets)
         self.sampling = sampling_rows([ticket.request.sampling for ticket in self.tickets])
         self.any_stop_strings |= any(param.stop_strings for param in params)
 
-    def _widen(self, width: int, num_new: int) -> None:
-        width = max(width, self.token_ids.shape[1])
-        shape = (len(self.tickets) - num_new, self.token_ids.shape[1])
-        ids = torch.zeros(len(self.tickets), width, dtype=torch.int64)
-        logprobs = torch.zeros(len(self.tickets), width, dtype=torch.float32)
-        ids[: shape[0], : shape[1]] = self.token_ids
-        logprobs[: shape[0], : shape[1]] = self.logprobs
-        self.token_ids, self.logprobs = ids, logprobs
+    def _restore(self, row: int, begun: Begun) -> None:
+        length = len(begun.completion_ids)
+        if length:
+            self.token_ids[row, :length] = torch.tensor(begun.completion_ids)
+            self.logprobs[row, :length] = torch.tensor(begun.generator_logprobs)
+            self.policy_versions[row, :length] = torch.tensor(begun.policy_versions)
 
-    def record(self, rows: slice, token_ids: Tensor, logprobs: Tensor) -> None:
-        """Append one sampled token and its log-prob to each rollout in ``rows``."""
+    def record(self, rows: slice, token_ids: Tensor, logprobs: Tensor, version: int) -> None:
+        """Append to each rollout in ``rows`` one token, sampled under ``version``."""
         columns = self.num_generated[rows].unsqueeze(1)
         self.token_ids[rows].scatter_(1, columns, token_ids.unsqueeze(1))
         self.logprobs[rows].scatter_(1, columns, logprobs.unsqueeze(1))
+        self.policy_versions[rows].scatter_(1, columns, version)
         self.num_generated[rows] += 1
+
+    def add_blocks(self, rows: Tensor, blocks: Sequence[int]) -> None:
+        """Give each of ``rows`` [m] one more block."""
+        self.layout += 1
+        columns = self.num_blocks[rows]
+        self.blocks = _widened(self.blocks, 0, int(columns.max()) + 1)
+        self.blocks[rows, columns] = torch.tensor(blocks)
+        self.num_blocks[rows] += 1
+
+    def held_blocks(self, row: int) -> list[int]:
+        """Return the blocks of one rollout, in the order of its tokens."""
+        held: list[int] = self.blocks[row, : int(self.num_blocks[row])].tolist()
+        return held
 
     def stopped(self) -> Tensor:
         """[n] bool: the last token is one of the rollout's stop ids."""
         return (self.last_token.unsqueeze(1) == self.stop_ids).any(1)
 
-    def finished(self, row: int, reason: FinishReason, policy_version: int) -> FinishedRollout:
-        """Return what rollout ``row`` sampled."""
+    def sampled(self, row: int) -> Begun:
+        """Return what rollout ``row`` has sampled."""
         length = int(self.num_generated[row])
-        return FinishedRollout(
-            rollout_index=self.tickets[row].rollout_index,
+        return Begun(
             completion_ids=tuple(self.token_ids[row, :length].tolist()),
             generator_logprobs=tuple(self.logprobs[row, :length].tolist()),
-            policy_version=policy_version,
-            finish_reason=reason,
+            policy_versions=tuple(self.policy_versions[row, :length].tolist()),
         )
 
     def keep(self, rows: Tensor) -> None:
         """Keep only ``rows`` [m] int64, in that order."""
+        self.layout += 1
         self.tickets = [self.tickets[row] for row in rows.tolist()]
         self.prompt_length = self.prompt_length[rows]
         self.num_generated = self.num_generated[rows]
         self.max_tokens = self.max_tokens[rows]
         self.seed = self.seed[rows]
+        self.num_blocks = self.num_blocks[rows]
         self.stop_ids = self.stop_ids[rows]
         self.token_ids = self.token_ids[rows]
         self.logprobs = self.logprobs[rows]
+        self.policy_versions = self.policy_versions[rows]
+        self.blocks = self.blocks[rows]
         self.sampling = self.sampling.at(rows)
         self.any_stop_strings &= bool(self.tickets)
 
 
 def _joined(column: Tensor, values: Sequence[int]) -> Tensor:
     return torch.cat((column, torch.tensor(values, dtype=torch.int64)))
+
+
+def _widened(table: Tensor, num_new: int, width: int) -> Tensor:
+    """Return ``table`` [n, w] with ``num_new`` more rows and at least ``width`` columns."""
+    num_rows, held = table.shape
+    if num_new == 0 and width <= held:
+        return table
+    wider = table.new_zeros(num_rows + num_new, max(width, held))
+    wider[:num_rows, :held] = table
+    return wider
 
 
 def _stop_table(tickets: Sequence[Ticket]) -> Tensor:

@@ -1,89 +1,186 @@
-"""Policy: which waiting rollouts are admitted next. Holds no tensor and counts no memory.
+"""Policy: which waiting rollouts are admitted next, and which go back when the cache is full.
 
-First come, first served. A group is admitted whole where it can be: its prompt is prefilled once,
-and its rollouts branch from that. It is torn apart, at the price of another prefill, only when a
-part of the engine that matters would otherwise stand idle until the longest rollouts end.
+Holds no tensor. First come, first served. A group is admitted whole where it can be: its prompt is
+prefilled once, and its rollouts branch from that. It is torn apart, at the price of another
+prefill, only when a part of the engine that matters would otherwise stand idle until the longest
+rollouts end.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.rollout_state import GroupCollector, Ticket
-from headrace.types import GenerationRequest, Prompt
+from headrace.types import GenerationRequest
 
 TEAR_SHARE = 8
 """A group waits to be admitted whole while fewer than one in so many slots stand idle for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Branch:
-    """Rollouts that start together from one prefilled prompt."""
+    """Rollouts that start together from the same tokens, and how far those are prefilled."""
 
-    prompt: Prompt
+    token_ids: tuple[int, ...]
+    """The prompt, and what the one rollout of a taken-up branch had sampled before."""
     tickets: tuple[Ticket, ...]
+    blocks: list[int]
+    """Of ``token_ids``, once admitted."""
+    num_cached: int = 0
+    """Leading tokens whose keys and values are in ``blocks``."""
+
+    @property
+    def num_left(self) -> int:
+        """Tokens still to be prefilled."""
+        return len(self.token_ids) - self.num_cached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Consecutive tokens of one branch for one prefill pass."""
+
+    branch: Branch
+    num_tokens: int
+
+
+def branch_of(tickets: Sequence[Ticket]) -> Branch:
+    """Return the branch of ``tickets``, which have all sampled the same tokens: mostly none."""
+    first = tickets[0]
+    token_ids = (*first.request.prompt.token_ids, *first.begun.completion_ids)
+    return Branch(token_ids=token_ids, tickets=tuple(tickets), blocks=[])
 
 
 class Scheduler:
-    """The queue of rollouts that wait for a slot."""
+    """The queue of rollouts that wait for a slot, and those that are being prefilled."""
 
-    def __init__(self, *, max_running: int, max_prefill_tokens: int) -> None:
+    def __init__(self, blocks: BlockManager, *, max_running: int, max_prefill_tokens: int) -> None:
+        self._blocks = blocks
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting: deque[Branch] = deque()
+        self._prefilling: deque[Branch] = deque()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._waiting
+        """Whether nothing waits and nothing is being prefilled."""
+        return not self._waiting and not self._prefilling
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[GroupCollector]:
         """Queue every rollout of ``requests``, in order; return where each is collected."""
         collectors = [GroupCollector(request=request) for request in requests]
         for collector in collectors:
-            tickets = tuple(
+            tickets = [
                 Ticket(request=collector.request, rollout_index=index, collector=collector)
                 for index in range(collector.request.group_size)
-            )
-            self._waiting.append(Branch(prompt=collector.request.prompt, tickets=tickets))
+            ]
+            self._waiting.append(branch_of(tickets))
         return collectors
 
-    def admit(self, num_running: int) -> list[Branch]:
-        """Take as many rollouts from the front as have slots and fit one prefill."""
-        admitted: list[Branch] = []
-        free, tokens = self._max_running - num_running, self._max_prefill_tokens
-        while self._waiting and self._may_start(self._waiting[0], free):
-            length = len(self._waiting[0].prompt.token_ids)
-            if admitted and length > tokens:
+    def next_parts(self, num_running: int) -> list[Part]:
+        """Admit what has room, and return the tokens to prefill now, oldest branches first.
+
+        A long prompt is prefilled in parts of at most ``max_prefill_tokens``, between which the
+        running rollouts go on.
+        """
+        self._admit(num_running)
+        parts: list[Part] = []
+        room = self._max_prefill_tokens
+        for branch in self._prefilling:
+            if room == 0:
                 break
-            branch = self._take(free)
-            admitted.append(branch)
+            parts.append(Part(branch=branch, num_tokens=min(room, branch.num_left)))
+            room -= parts[-1].num_tokens
+        return parts
+
+    def finished(self, parts: Sequence[Part]) -> list[Branch]:
+        """Note that ``parts`` are computed; return the branches that are complete now."""
+        for part in parts:
+            part.branch.num_cached += part.num_tokens
+        done = [part.branch for part in parts if part.branch.num_left == 0]
+        for branch in done:
+            self._prefilling.remove(branch)
+            self._blocks.name(branch.token_ids, branch.blocks)
+        return done
+
+    def take_back(self, tickets: Sequence[Ticket]) -> None:
+        """Queue ``tickets`` before all others; each goes on from what it has sampled."""
+        self._waiting.extendleft(branch_of([ticket]) for ticket in reversed(tickets))
+
+    def preempt_prefill(self) -> bool:
+        """Send the youngest branch in prefill back to wait; return whether there was one."""
+        if not self._prefilling:
+            return False
+        branch = self._prefilling.pop()
+        self._blocks.release(branch.blocks)
+        self._waiting.appendleft(branch_of(branch.tickets))
+        return True
+
+    def _admit(self, num_running: int) -> None:
+        free = self._max_running - num_running
+        free -= sum(len(branch.tickets) for branch in self._prefilling)
+        planned = sum(branch.num_left for branch in self._prefilling)
+        while self._waiting and planned < self._max_prefill_tokens:
+            if not self._may_start(self._waiting[0], free):
+                break
+            branch = self._split(free)
+            if not self._give_blocks(branch, is_alone=num_running == 0 and not self._prefilling):
+                self._waiting.appendleft(branch)
+                break
+            self._prefilling.append(branch)
             free -= len(branch.tickets)
-            tokens -= length
-        return admitted
+            planned += branch.num_left
 
     def _may_start(self, branch: Branch, free: int) -> bool:
         return len(branch.tickets) <= free or free * TEAR_SHARE >= max(
             self._max_running, TEAR_SHARE
         )
 
-    def _take(self, free: int) -> Branch:
+    def _split(self, free: int) -> Branch:
         """Take the first branch, or its first ``free`` rollouts; the others go on waiting."""
         branch = self._waiting.popleft()
         taken, left = branch.tickets[:free], branch.tickets[free:]
         if left:
-            self._waiting.appendleft(Branch(prompt=branch.prompt, tickets=left))
-        return Branch(prompt=branch.prompt, tickets=taken)
+            self._waiting.appendleft(branch_of(left))
+        return branch_of(taken)
+
+    def _give_blocks(self, branch: Branch, *, is_alone: bool) -> bool:
+        """Give ``branch`` the blocks of its tokens, known beginnings first; False without room.
+
+        Room is also asked for the block that each rollout writes to first, unless nothing else
+        is there to make room later.
+        """
+        known = self._blocks.find(branch.token_ids)
+        self._blocks.hold(known)
+        missing = self._blocks.blocks_for(len(branch.token_ids)) - len(known)
+        spare = 0 if is_alone else len(branch.tickets)
+        if missing + spare > self._blocks.num_available:
+            self._blocks.release(known)
+            return False
+        branch.blocks = known + self._blocks.take(missing)
+        branch.num_cached = len(known) * self._blocks.block_size
+        return True
 
     def drop(self, collectors: AbstractSet[GroupCollector]) -> None:
         """Forget the rollouts of ``collectors``. A branch is of one group."""
-        self._waiting = deque(
-            branch for branch in self._waiting if branch.tickets[0].collector not in collectors
-        )
+        for branch in self._prefilling:
+            if branch.tickets[0].collector in collectors:
+                self._blocks.release(branch.blocks)
+        self._waiting = self._without(self._waiting, collectors)
+        self._prefilling = self._without(self._prefilling, collectors)
+
+    @staticmethod
+    def _without(
+        branches: Iterable[Branch], collectors: AbstractSet[GroupCollector]
+    ) -> deque[Branch]:
+        return deque(b for b in branches if b.tickets[0].collector not in collectors)
 
     def clear(self) -> None:
-        """Forget everything that waits."""
+        """Forget everything that waits or is being prefilled."""
+        for branch in self._prefilling:
+            self._blocks.release(branch.blocks)
+        self._prefilling.clear()
         self._waiting.clear()
