@@ -3,13 +3,15 @@
 Generator and learner run this same code. It works on packed tokens ``[N, ...]``: no batch axis, no
 padding, every token with its own position. How tokens see each other is not its business: an
 `Attention` is handed in, and the generator's cache, the learner's shared prefixes and a plain
-causal sequence are three of them. Parameters are named as in Hugging Face checkpoints.
+causal sequence are three of them. Nor is how a weight matrix is stored: the generator hands in
+`Products` over matrices of its own. Parameters are named as in Hugging Face checkpoints.
 
 Left out on purpose: dropout, sampling, caches, anything that depends on a batch layout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -31,6 +33,19 @@ class Attention(Protocol):
         ...
 
 
+class Products(Protocol):
+    """Multiplies by weight matrices."""
+
+    def __call__(self, hidden: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
+        """Return ``linear(hidden)`` for each of ``linears``, which read the same input."""
+        ...
+
+
+def plain_products(hidden: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
+    """Multiply by the modules' own weights: the differentiable `Products`."""
+    return [linear(hidden) for linear in linears]
+
+
 class Decoder(nn.Module):
     """A causal language model over packed tokens."""
 
@@ -48,9 +63,30 @@ class Decoder(nn.Module):
             return self.model.embed_tokens.weight
         return self.lm_head.weight
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    @property
+    def output_name(self) -> str:
+        """Name of the parameter that is `output_weight`."""
+        tied = self.config.tie_word_embeddings
+        return "model.embed_tokens.weight" if tied else "lm_head.weight"
+
+    def linears(self) -> Iterator[tuple[nn.Linear, ...]]:
+        """Yield the matrices of each product of a forward pass, as `Products` gets them."""
+        for layer in self.model.layers:
+            assert isinstance(layer, _Layer)
+            yield layer.self_attn.inputs()
+            yield (layer.self_attn.o_proj,)
+            yield layer.mlp.inputs()
+            yield (layer.mlp.down_proj,)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        products: Products = plain_products,
+    ) -> Tensor:
         """Return the final hidden states [N, hidden] of ``input_ids`` [N] at ``positions`` [N]."""
-        hidden: Tensor = self.model(input_ids, positions, attention)
+        hidden: Tensor = self.model(input_ids, positions, attention, products)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -77,11 +113,13 @@ class _Body(nn.Module):
         cos, sin = rope_table(config)
         self.rope_cos, self.rope_sin = cos.to(device, dtype), sin.to(device, dtype)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, products: Products
+    ) -> Tensor:
         hidden = self.embed_tokens(input_ids)
         cos, sin = self.rope_cos[positions], self.rope_sin[positions]
         for layer in self.layers:
-            hidden = layer(hidden, cos, sin, attention)
+            hidden = layer(hidden, cos, sin, attention, products)
         normed: Tensor = self.norm(hidden)
         return normed
 
@@ -94,10 +132,12 @@ class _Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
-        mixed = self.self_attn(self.input_layernorm(hidden), cos, sin, attention)
+    def forward(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, products: Products
+    ) -> Tensor:
+        mixed = self.self_attn(self.input_layernorm(hidden), cos, sin, attention, products)
         hidden = hidden + mixed
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden), products)
         return out
 
 
@@ -117,15 +157,22 @@ class _SelfAttention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.qk_norm = config.qk_norm
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
-        query = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))
-        key = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))
-        value = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))
+    def inputs(self) -> tuple[nn.Linear, ...]:
+        """The matrices that read the layer's input."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def forward(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, products: Products
+    ) -> Tensor:
+        query, key, value = (
+            states.reshape(len(hidden), -1, self.head_dim)
+            for states in products(hidden, self.inputs())
+        )
         if self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
         mixed = attention(self.index, query, key, value)
-        out: Tensor = self.o_proj(mixed.flatten(-2))
+        (out,) = products(mixed.flatten(-2), (self.o_proj,))
         return out
 
 
@@ -137,9 +184,13 @@ class _Mlp(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        gate = functional.silu(self.gate_proj(hidden))
-        out: Tensor = self.down_proj(gate * self.up_proj(hidden))
+    def inputs(self) -> tuple[nn.Linear, ...]:
+        """The matrices that read the layer's input."""
+        return self.gate_proj, self.up_proj
+
+    def forward(self, hidden: Tensor, products: Products) -> Tensor:
+        gate, up = products(hidden, self.inputs())
+        (out,) = products(functional.silu(gate) * up, (self.down_proj,))
         return out
 
 

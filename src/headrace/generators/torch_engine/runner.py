@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.kv_cache import KVCache
@@ -18,6 +18,7 @@ from headrace.generators.torch_engine.paged_attention import (
     DecodeAttention,
     PrefillAttention,
 )
+from headrace.generators.torch_engine.products import PackedProducts
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Part
 from headrace.models.decoder import Decoder
@@ -35,21 +36,31 @@ class ModelRunner:
     ) -> None:
         self._device = device
         with torch.device("meta"):
-            decoder = Decoder(config)
-        # Uninitialised on purpose: the generator refuses to sample before its first weights.
-        decoder = decoder.to_empty(device=device).to(dtype)
+            decoder = Decoder(config).to(dtype)
         self._decoder = decoder.requires_grad_(requires_grad=False)
+        # What the weights must look like; most of them are never stored under these names.
+        self._expected = dict(decoder.named_parameters())
+        self._products = PackedProducts(decoder, dtype, device)
+        for name in self._expected.keys() - self._products.names:
+            self._allocate(name)
         self._decoder.model.fill_rope(config)
         self._cache = KVCache(config, block_size, dtype, device)
         self._table: tuple[int, BlockTable] | None = None
         self.config = config
+
+    def _allocate(self, name: str) -> None:
+        """Give a parameter memory, not content: the generator samples after the first weights."""
+        module, _, leaf = name.rpartition(".")
+        empty = torch.empty_like(self._expected[name], device=self._device)
+        parameter = nn.Parameter(empty, requires_grad=False)
+        setattr(self._decoder.get_submodule(module), leaf, parameter)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise WeightSyncError when a name, a shape or a dtype of ``tensors`` does not fit.
 
         A cast would leave weights that nobody published.
         """
-        if misfits := list(_misfits(self.weights(), tensors)):
+        if misfits := list(_misfits(self._expected, tensors)):
             more = len(misfits) - MAX_NAMED
             raise WeightSyncError(
                 "; ".join(misfits[:MAX_NAMED]) + f" (and {more} more)" * (more > 0)
@@ -58,12 +69,18 @@ class ModelRunner:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace every weight by the one of the same name in ``tensors``, which fit."""
-        for name, weight in self.weights().items():
+        self._products.load(tensors)
+        for name, weight in self._own_weights():
             weight.copy_(tensors[name])
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return name -> weight as held."""
-        return dict(self._decoder.named_parameters())
+        """Return name -> weight as held, read back from whatever form it is held in."""
+        return dict([*self._own_weights(), *self._products.read()])
+
+    def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self._decoder.named_parameters():
+            if not weight.is_meta:
+                yield name, weight
 
     def reserve(self, num_blocks: int) -> None:
         """Make room in the cache for ``num_blocks`` blocks."""
@@ -95,8 +112,10 @@ class ModelRunner:
                 rows.append(len(ids) - 1)
         tables = [part.branch.blocks for part in parts]
         attention = PrefillAttention(self._cache, self.config, tables, starts, lengths)
-        hidden = self._decoder(self._tensor(ids), self._tensor(positions), attention)
-        return self._decoder.logits(hidden[self._tensor(rows)])
+        hidden = self._decoder(
+            self._tensor(ids), self._tensor(positions), attention, self._products
+        )
+        return self._products.logits(hidden[self._tensor(rows)])
 
     def decode(self, running: RunningRollouts) -> Tensor:
         """Feed every running rollout its last token; return next-token logits [n, vocab]."""
@@ -108,8 +127,9 @@ class ModelRunner:
             positions,
             running.next_block.to(self._device),
         )
-        hidden = self._decoder(running.last_token.to(self._device), positions, attention)
-        return self._decoder.logits(hidden)
+        ids = running.last_token.to(self._device)
+        hidden = self._decoder(ids, positions, attention, self._products)
+        return self._products.logits(hidden)
 
     def _table_of(self, running: RunningRollouts) -> BlockTable:
         """Return the table of ``running``, made again only when a row or a block has changed."""
