@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -26,9 +26,9 @@ class SamplingConfig(Section):
     """Keep tokens at least this share as probable as the best; 0 keeps all."""
     max_tokens: int = Field(default=256, ge=1)
     """Completion tokens at most, the stop token included."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Text that ends a completion."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Ids that end a completion, beside the model's own end-of-sequence ids."""
 
     def params(self, eos_token_ids: tuple[int, ...]) -> SamplingParams:

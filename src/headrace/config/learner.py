@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from headrace.config.section import Section
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+"""Share of a moment that is kept at an update; at 1 nothing new would ever come in."""
 
 
 class ObjectiveConfig(Section):
@@ -35,7 +38,7 @@ class OptimizerConfig(Section):
 
     learning_rate: float = Field(default=1e-6, gt=0.0)
     """Peak of the schedule."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
     """Decay of the first and second moment."""
     epsilon: float = Field(default=1e-8, gt=0.0)
     """Added to the root of the second moment."""

@@ -74,6 +74,9 @@ def _read_toml(path: Path) -> Tree:
     except tomllib.TOMLDecodeError as error:
         msg = f"recipe {path}: not TOML: {error}"
         raise ConfigError(msg) from error
+    except ValueError as error:
+        msg = f"recipe {path}: a whole number in it has too many digits to be read"
+        raise ConfigError(msg) from error
 
 
 def _apply_override(tree: Tree, override: str) -> Iterator[str]:
@@ -112,7 +115,7 @@ def _toml_value(text: str) -> Any:  # noqa: ANN401 - whatever TOML can hold
         return None
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # TOMLDecodeError, or a number of more digits than Python converts
         return text
     # A line break followed by a second key is TOML too, but not one value.
     return parsed["value"] if len(parsed) == 1 else text

@@ -32,6 +32,9 @@ _REQUIRED: Mapping[Path, object] = {
 }
 """Stands in for a faulty required section while the other settings are compared."""
 
+_INT_LIMIT = 2**64
+"""Every whole number ends in a tensor, a seed or a size, none of which is wider."""
+
 _MAX_SHOWN = 80
 """Characters of a wrong value that a message quotes."""
 
@@ -83,14 +86,19 @@ def check_tree(tree: Tree, validated: Callable[[Tree], RunConfig]) -> CheckedRec
 
 
 def _unfit_values(tree: Tree, above: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Yield path and line of every TOML value that no key can take: dates and times."""
+    """Yield path and line of every TOML value that no key can take: times and endless numbers."""
     for name, value in tree.items():
         path = (*above, name)
         if isinstance(value, dict):
             yield from _unfit_values(value, path)
-        elif any(_is_time(item) for item in (value if isinstance(value, list) else [value])):
+            continue
+        items = value if isinstance(value, list) else [value]
+        if any(_is_time(item) for item in items):
             line = f"{'.'.join(path)} = {value}: dates and times are not used anywhere"
             yield path, f"{line}; write it in quotes"
+        elif any(isinstance(item, int) and abs(item) > _INT_LIMIT for item in items):
+            line = f"{'.'.join(path)} = {_shown(value)}"
+            yield path, f"{line}: no whole number here may lie beyond 2^64"
 
 
 def _is_time(value: object) -> bool:
@@ -191,7 +199,7 @@ def _repaired(
     """Take out what is at fault until the rest is well-formed; return it and what was taken."""
     repaired, taken_out, remaining = copy.deepcopy(tree), set[Path](), error
     while True:
-        taken_out |= {_take_out(detail, repaired) for detail in remaining.errors(include_url=False)}
+        taken_out |= _take_out_all(remaining, repaired)
         try:
             return validated(repaired), taken_out
         except ValidationError as next_error:
@@ -199,9 +207,18 @@ def _repaired(
             remaining = next_error
 
 
-def _take_out(detail: ErrorDetails, tree: Tree) -> Path:
-    """Remove what ``detail`` complains of, or replace it if required; return its path."""
-    path = place_of(detail["loc"]).path
+def _take_out_all(error: ValidationError, tree: Tree) -> set[Path]:
+    gone: set[Path] = set()
+    for detail in error.errors(include_url=False):
+        path = place_of(detail["loc"]).path
+        # What is below a section that went already went with it.
+        if all(path[: len(above)] != above for above in gone):
+            gone.add(_take_out(path, tree))
+    return gone
+
+
+def _take_out(path: Path, tree: Tree) -> Path:
+    """Remove what is at ``path``, or replace it if required; return its path."""
     for required, stand_in in _REQUIRED.items():
         shared = min(len(path), len(required))
         if path[:shared] == required[:shared]:

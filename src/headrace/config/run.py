@@ -37,7 +37,7 @@ class RunConfig(Section):
     """Rollouts of each prompt."""
     max_staleness: int = Field(default=0, ge=0)
     """The bound eta on staleness, in optimizer steps; 0 is synchronous."""
-    num_threads: int | None = Field(default=None, ge=1)
+    num_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of generator and learner; null takes every core."""
     model: ModelConfig
     """The policy."""

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from headrace.config.run import RunConfig
 
@@ -149,8 +150,19 @@ def _describe_union(arguments: Sequence[object], metadata: Sequence[object]) -> 
 
 def _describe_tuple(arguments: Sequence[object]) -> str:
     plural: dict[object, str] = {int: "whole numbers", float: "numbers", str: "texts in quotes"}
-    kind = plural[arguments[0]]
-    return f"a list of {kind}" if arguments[-1] is ... else f"a list of {len(arguments)} {kind}"
+    element, limits = arguments[0], ""
+    if get_origin(element) is Annotated:
+        element, *metadata = get_args(element)
+        limits = "".join(_bound(limit) for limit in _limits(metadata)).replace(",", ", each", 1)
+    kind = plural[element]
+    number = "" if arguments[-1] is ... else f"{len(arguments)} "
+    return f"a list of {number}{kind}{limits}"
+
+
+def _limits(metadata: Sequence[object]) -> Iterator[object]:
+    """Yield the limits in ``metadata``; pydantic keeps those of a `Field` inside it."""
+    for item in metadata:
+        yield from item.metadata if isinstance(item, FieldInfo) else (item,)
 
 
 def _bound(limit: object) -> str:

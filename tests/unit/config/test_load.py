@@ -56,7 +56,7 @@ def test_a_recipe_file_and_the_same_mapping_give_the_same_config(
 @given(
     seed=st.integers(0, 2**64),
     temperature=st.floats(0.01, 100.0),
-    stops=st.lists(st.text(), max_size=3),
+    stops=st.lists(st.text(min_size=1), max_size=3),
     name=st.text(min_size=1),
     option=st.recursive(
         st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -194,3 +194,13 @@ def test_a_relative_path_absent_beside_the_recipe_means_the_current_folder(
 def test_an_absolute_path_stays_as_it_is() -> None:
     data = {"train": {"type": "jsonl", "path": "/data/train.jsonl"}}
     assert train_path(parse_config(tree(data=data), base=Path("/x"))) == Path("/data/train.jsonl")
+
+
+def test_a_number_of_thousands_of_digits_is_a_wrong_value_and_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("num_steps = 1", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"seed = \"9+\.\.\.: must be a whole number"):
+        load_config(path, [f"seed={'9' * 5000}"])
+    path.write_text(f"seed = {'9' * 5000}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"recipe\.toml: a whole number .* too many digits"):
+        load_config(path)

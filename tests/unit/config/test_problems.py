@@ -91,7 +91,7 @@ def test_an_unknown_key_is_told_where_it_belongs(recipe: dict[str, Any], line: s
         (tree(seed=1.5), "seed = 1.5: must be a whole number, at least 0"),
         (tree(seed=-1), "seed = -1: must be a whole number, at least 0"),
         (tree(group_size=0), "group_size = 0: must be a whole number, at least 1"),
-        (tree(num_threads=0), "num_threads = 0: must be a whole number, at least 1, or null"),
+        (tree(num_threads=0), "num_threads = 0: must be a whole number, at least 1, at most 4096, or null"),
         (tree(name=3), "name = 3: must be text in quotes"),
         (tree(name="a/b"), 'name = "a/b": must be text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$'),
         (tree(model={"path": ""}), 'model.path = "": must be text in quotes, not empty'),
@@ -102,9 +102,9 @@ def test_an_unknown_key_is_told_where_it_belongs(recipe: dict[str, Any], line: s
         (tree(sampling={"top_p": 0}), "sampling.top_p = 0: must be a number, above 0, at most 1"),
         (tree(sampling={"min_p": 1.0}), "sampling.min_p = 1.0: must be a number, at least 0, below 1"),
         (tree(sampling={"max_tokens": None}), "sampling.max_tokens = null: must be a whole number, at least 1"),
-        (tree(sampling={"stop_strings": "x"}), 'sampling.stop_strings = "x": must be a list of texts in quotes'),
-        (tree(sampling={"stop_token_ids": ["a", 1, "b"]}), 'sampling.stop_token_ids = ["a", 1, "b"]: must be a list of whole numbers'),
-        (tree(learner={"optimizer": {"betas": [0.9]}}), "learner.optimizer.betas = [0.9]: must be a list of 2 numbers"),
+        (tree(sampling={"stop_strings": "x"}), 'sampling.stop_strings = "x": must be a list of texts in quotes, each not empty'),
+        (tree(sampling={"stop_token_ids": ["a", 1, "b"]}), 'sampling.stop_token_ids = ["a", 1, "b"]: must be a list of whole numbers, each at least 0'),
+        (tree(learner={"optimizer": {"betas": [0.9]}}), "learner.optimizer.betas = [0.9]: must be a list of 2 numbers, each at least 0, below 1"),
         (tree(objective={"advantage": "grp"}), 'objective.advantage = "grp": must be one of "grpo", "dr_grpo", "rloo"'),
         (tree(objective={"loss": "ppo"}), 'objective.loss = "ppo": must be "ppo_clip"'),
         (tree(data={"train": {"type": "jsonl", "path": "x"}, "shuffle": "no"}), 'data.shuffle = "no": must be true or false'),
@@ -249,3 +249,47 @@ def test_a_faulty_recipe_is_refused_without_starting_anything() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["5", "1", "False"]
+
+
+def test_unknown_keys_beside_a_missing_one_are_all_told() -> None:
+    recipe = tree()
+    recipe["data"]["eval"] = {"type": "jsonl", "file": "x", "prompt": "y"}
+    told = problems(recipe)
+    assert [line.split(":")[0] for line in told] == [
+        "data.eval.file",
+        "data.eval.prompt",
+        "data.eval.path",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        (
+            tree(learner={"optimizer": {"betas": [0.9, 1.0]}}),
+            "learner.optimizer.betas = [0.9, 1.0]: must be a list of 2 numbers, each at least 0, below 1",
+        ),
+        (
+            tree(sampling={"stop_strings": ["a", ""]}),
+            'sampling.stop_strings = ["a", ""]: must be a list of texts in quotes, each not empty',
+        ),
+        (
+            tree(sampling={"stop_token_ids": [-1]}),
+            "sampling.stop_token_ids = [-1]: must be a list of whole numbers, each at least 0",
+        ),
+        (
+            tree(num_threads=99999999999),
+            "num_threads = 99999999999: must be a whole number, at least 1, at most 4096, or null",
+        ),
+        (
+            tree(sampling={"stop_token_ids": [99999999999999999999]}),
+            "sampling.stop_token_ids = [99999999999999999999]: no whole number here may lie beyond 2^64",
+        ),
+        (
+            tree(num_steps=-(2**65)),
+            "num_steps = -36893488147419103232: no whole number here may lie beyond 2^64",
+        ),
+    ],
+)
+def test_a_value_that_no_run_could_use_is_told_its_range(recipe: dict[str, Any], line: str) -> None:
+    assert problems(recipe) == (line,)
