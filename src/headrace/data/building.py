@@ -33,7 +33,10 @@ class PromptTokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of ``text``, without special tokens added."""
+        """Return the ids of ``text``, without special tokens added.
+
+        Raises ModelError when the vocabulary does not cover it.
+        """
         ...
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -72,7 +75,7 @@ class PromptBuilder:
     def __init__(self, rules: Rules, source: OpenSource) -> None:
         self._rules = rules
         self._source = source
-        self._used = {source.prompt_column, source.answer_column, source.id_column}
+        self._used = {source.prompt_column, source.id_column}
         self._token_pool: dict[int, int] = {}
 
     def build(self, row: Row) -> tuple[Prompt | None, list[RowError]]:
@@ -96,9 +99,17 @@ class PromptBuilder:
             # Equal ids share one object: an int of its own per token would be most of the memory.
             token_ids=tuple(map(self._token_pool.setdefault, token_ids, token_ids)),
             answer=answer,
-            metadata={key: row.values[key] for key in row.values if key not in self._used},
+            metadata=self._metadata(row, answer),
         )
         return prompt, faults
+
+    def _metadata(self, row: Row, answer: str | None) -> dict[str, object]:
+        """Return the columns that are nothing else; an answer that is no text stays in here."""
+        kept = {key: row.values[key] for key in row.values if key not in self._used}
+        column = self._source.answer_column
+        if column in kept and (answer is not None or kept[column] is None):
+            del kept[column]
+        return kept
 
     def _answer(self, row: Row) -> str | None:
         column = self._source.answer_column
@@ -127,13 +138,14 @@ class PromptBuilder:
         if rules.data.template == "raw" and not isinstance(content, str):
             reason = 'a list of messages needs data.template = "chat"'
             raise RowError(reason)
-        if rules.data.template == "raw" or rules.lacks_template:
-            # Without its template nothing can be loaded; the other faults can still be found.
-            return rules.tokenizer.encode("\n".join(message.content for message in messages))
+        # Without its template nothing can be loaded; the other faults can still be found.
+        as_text = rules.data.template == "raw" or rules.lacks_template
         try:
+            if as_text:
+                return rules.tokenizer.encode("\n".join(message.content for message in messages))
             return rules.tokenizer.render(messages)
         except ModelError as error:
-            reason = "the conversation cannot be rendered"
+            reason = f"the {'prompt' if as_text else 'conversation'} cannot be rendered"
             raise RowError(reason, str(error)) from error
 
     def _length_faults(self, length: int) -> list[RowError]:

@@ -17,7 +17,7 @@ from headrace.data.rows import Row
 from headrace.errors import DataError
 
 # Arrow's own errors, what it raises for a value Python cannot hold, and the file system's.
-_UNREADABLE = (pa.ArrowException, ValueError, OSError)
+_UNREADABLE = (pa.ArrowException, ValueError, LookupError, OverflowError, OSError)
 _BATCH_ROWS = 1024
 
 
@@ -52,8 +52,42 @@ def read_hf_disk(directory: Path) -> Iterator[Row]:
 
 
 def _numbered(batch: pa.RecordBatch, *, after: int) -> Iterator[Row]:
-    for number, values in enumerate(batch.to_pylist(), start=after + 1):
-        yield Row(number=number, values=values)
+    names = batch.schema.names
+    columns = [_values(column) for column in batch.columns]
+    # Without a column there is no value to line up, but still a row.
+    rows = zip(*columns, strict=True) if columns else ((),) * batch.num_rows
+    for number, values in enumerate(rows, start=after + 1):
+        yield Row(number=number, values=dict(zip(names, values, strict=True)))
+
+
+def _values(column: pa.Array) -> list[object]:
+    """Return the values of ``column``; times that Python cannot hold are text.
+
+    By the type alone where that decides, so that a column is not text in some batches only. A
+    time zone that this machine does not know is left out.
+    """
+    kind = column.type
+    if _is_time(kind) and kind.unit == "ns":
+        return _texts(column)
+    try:
+        values: list[object] = column.to_pylist()
+    except (ValueError, LookupError, OverflowError, pa.ArrowException):
+        if not _is_time(kind):
+            raise
+        return _texts(column)
+    return values
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(check(kind) for check in (types.is_timestamp, types.is_time, types.is_duration))
+
+
+def _texts(column: pa.Array) -> list[object]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp(column.type.unit))
+    texts: list[object] = column.cast(pa.string()).to_pylist()
+    return texts
 
 
 def _data_files(directory: Path) -> list[Path]:

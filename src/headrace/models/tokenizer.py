@@ -41,6 +41,16 @@ TOKENIZER_FILES = (
 """What belongs to a tokenizer in a Hugging Face model directory."""
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template may raise: it is a program, and its own mistakes are Python's errors."""
 _FIXED_DATE = "26 Jul 2024"
 """The date that Llama's template falls back to."""
 
@@ -86,13 +96,21 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of ``text`` with no special token added; those spelled out count."""
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        """Return the ids of ``text`` with no special token added; those spelled out count.
+
+        Raises ModelError for a text that the vocabulary does not cover.
+        """
+        try:
+            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # the library raises bare Exception and nothing narrower
+            msg = f"{self.directory / 'tokenizer.json'} cannot encode the text: {error}"
+            raise ModelError(msg) from error
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a conversation up to where the policy's next turn begins.
 
-        Raises ModelError if there is no chat template, ValueError if it refuses ``messages``.
+        Raises ModelError if there is no chat template, or if it or the vocabulary refuses
+        ``messages``.
         """
         if self._template is None:
             msg = f"{self.directory} has no chat template; use raw prompts (data.template = 'raw')"
@@ -102,8 +120,9 @@ class Tokenizer:
             text = self._template.render(
                 messages=turns, add_generation_prompt=True, tools=None, **self._special_tokens
             )
-        except jinja2.TemplateError as error:
-            raise ValueError(str(error)) from error
+        except _TEMPLATE_FAILURES as error:
+            msg = f"the chat template of {self.directory} refuses it: {error}"
+            raise ModelError(msg) from error
         return self.encode(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from headrace.data import LoadReport, PromptTokenizer
-from headrace.errors import DataError
+from headrace.errors import DataError, ModelError
+from headrace.types import Message
 
 Load = Callable[..., LoadReport]
 GOOD = {"prompt": "2+2=", "answer": "4"}
@@ -272,3 +273,35 @@ def test_an_empty_file_is_a_data_error_in_both_modes(load: Load) -> None:
     for mode in ("stop", "skip"):
         with pytest.raises(DataError, match="no usable row; 0 read"):
             load([], on_bad_row=mode)
+
+
+@pytest.mark.parametrize("answer", [["4", "four"], {"value": 4}, True])
+def test_an_answer_no_verifier_compares_with_is_kept_for_the_reward_function(
+    load: Load, answer: object
+) -> None:
+    (prompt,) = load([{"prompt": "2+2=", "answer": answer}], needs_answer=False).prompts
+    assert prompt.answer is None
+    assert prompt.metadata == {"answer": answer}
+
+
+@pytest.mark.parametrize("template", ["raw", "chat"])
+def test_a_prompt_the_tokenizer_refuses_is_a_fault_of_its_row(load: Load, template: str) -> None:
+    class Digits:
+        has_chat_template = True
+
+        def encode(self, text: str) -> tuple[int, ...]:
+            if text.isdigit():
+                return (int(text),)
+            refusal = "no token for it"
+            raise ModelError(refusal)
+
+        def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+            return self.encode(messages[-1].content)
+
+    rows = [{"prompt": "12", "answer": "1"}, {"prompt": "twelve", "answer": "1"}]
+    options: dict[str, Any] = {"tokenizer": Digits(), "template": template}
+    with pytest.raises(DataError, match=r"line 2: .*\(no token for it\)"):
+        load(rows, **options)
+    report = load(rows, on_bad_row="skip", **options)
+    assert [prompt.text for prompt in report.prompts] == ["12"]
+    assert report.num_skipped == 1

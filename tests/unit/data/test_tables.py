@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 from pathlib import Path
@@ -93,3 +94,26 @@ def test_a_dataset_saved_as_a_selection_by_index_is_refused(tmp_path: Path) -> N
     with pytest.raises(DataError, match="flatten_indices"):
         list(read_hf_disk(saved))
     shutil.rmtree(saved)
+
+
+def test_times_that_python_cannot_hold_come_as_text_and_hide_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = {
+        "prompt": pa.array(["a", "b"]),
+        "fine": pa.array([1_001, None], pa.timestamp("ns")),
+        "daily": pa.array([7, None], pa.time64("ns")),
+        "mars": pa.array([1_000_000, None], pa.timestamp("us", tz="Mars/Base")),
+        "late": pa.array([2**60, None], pa.timestamp("ms")),
+        "took": pa.array([5, None], pa.duration("ns")),
+        "when": pa.array([0, None], pa.timestamp("us", tz="UTC")),
+    }
+    pq.write_table(pa.table(columns), path)
+    first, second = (row.values for row in read_parquet(path))
+    assert first["prompt"] == "a"
+    assert first["fine"] == "1970-01-01 00:00:00.000001001"
+    assert first["daily"] == "00:00:00.000000007"
+    assert first["mars"] == "1970-01-01 00:00:01.000000"
+    assert isinstance(first["late"], str)
+    assert first["took"] == "5"
+    assert first["when"] == dt.datetime.fromtimestamp(0, dt.UTC)
+    assert second == {"prompt": "b"} | dict.fromkeys(list(columns)[1:])

@@ -98,12 +98,12 @@ def test_without_a_template_rendering_says_to_use_raw_prompts(tmp_path: Path) ->
         tokenizer.render(USER)
 
 
-def test_a_template_that_refuses_a_conversation_is_a_value_error_with_its_words(
+def test_a_template_that_refuses_a_conversation_is_a_model_error_with_its_words(
     tmp_path: Path,
 ) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     tokenizer = Tokenizer.load(_write(tmp_path, chat_template=template))
-    with pytest.raises(ValueError, match="roles must alternate"):
+    with pytest.raises(ModelError, match="roles must alternate"):
         tokenizer.render(USER)
 
 
@@ -116,7 +116,7 @@ def test_a_broken_template_names_directory_and_line(tmp_path: Path) -> None:
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     template = "{{ messages.__class__.__mro__ }}"
     tokenizer = Tokenizer.load(_write(tmp_path, chat_template=template))
-    with pytest.raises(ValueError, match="unsafe"):
+    with pytest.raises(ModelError, match="unsafe"):
         tokenizer.render(USER)
 
 
@@ -187,3 +187,17 @@ def test_a_damaged_tokenizer_config_is_named(directory: Path, content: str, faul
     (directory / "tokenizer_config.json").write_text(content)
     with pytest.raises(ModelError, match=rf"tokenizer_config\.json .*{fault}"):
         Tokenizer.load(directory)
+
+
+def test_a_template_that_fails_on_a_conversation_is_a_model_error(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(_write(tmp_path, chat_template="{{ messages[0]['content'] + 1 }}"))
+    with pytest.raises(ModelError, match="chat template"):
+        tokenizer.render(USER)
+
+
+def test_a_text_the_vocabulary_does_not_cover_is_a_model_error(tmp_path: Path) -> None:
+    Backend(models.WordLevel({"a": 0})).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("a") == (0,)
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot encode .*Missing \[UNK\]"):
+        tokenizer.encode("b")
