@@ -33,17 +33,25 @@ def fetch_model(
 
     ``origins`` are tried in order; None means those known for ``name``. ``progress`` gets a line
     for each thing that begins. Raises ModelError if the name is unknown, another fetch of it is
-    under way, or no origin could deliver; what is done by then is kept for the next try.
+    under way, the cache cannot be written, or no origin could deliver; what is done by then is
+    kept for the next try.
     """
     if name not in FETCHABLE:
         raise ModelError(_not_fetchable(name))
     target, partial = fetched_directory(name), cache_directory() / "partial" / name
-    partial.mkdir(parents=True, exist_ok=True)
-    with _only_fetch(name, partial):
-        if not _is_whole(target, progress):
-            finished = _from_first(origins or origins_of(name), name, partial, progress)
-            _commit(finished, target)
-        shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with _only_fetch(name, partial):
+            if not _is_whole(target, progress):
+                finished = _from_first(origins or origins_of(name), name, partial, progress)
+                _commit(finished, target)
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        msg = (
+            f"the cache {cache_directory()} cannot be written: {error}; set HEADRACE_CACHE to a "
+            "directory that can be, with space for the model"
+        )
+        raise ModelError(msg) from error
     progress(f"{name} is ready in {target}")
     return target
 

@@ -207,10 +207,11 @@ def evaluation_metrics(
     groups: Sequence[RolloutGroup],
     mode: EvaluationMode,
     pass_at_k: Sequence[int],
-    pass_threshold: float,
+    _pass_threshold: float,
 ) -> dict[str, float]:
     """Return the ``eval/MODE/*`` metrics of one held-out evaluation.
 
+    A rollout passed if its verdict says so: only the verifier knows the rounding of its threshold.
     pass@k is averaged over prompts. A rollout that was not scored counts as not sampled; a prompt
     with fewer than k scored rollouts is left out of pass@k and counted in ``num_left_out_at_K``.
     """
@@ -219,7 +220,7 @@ def evaluation_metrics(
     _add_held_out_rollouts(metrics, f"eval/{mode}", groups)
     for group in groups:
         rewards = _scored(group)
-        num_passed = sum(reward >= pass_threshold for reward in rewards)
+        num_passed = sum(v.outcome is Outcome.PASS for v in group.verdicts or ())
         for k in pass_at_k:
             _add_pass_at_k(metrics, f"eval/{mode}", len(rewards), num_passed, k)
         if rewards:

@@ -246,3 +246,9 @@ def test_a_manifest_reads_back_as_it_was_sealed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "headrace-manifest.json").read_text())["origin"] == "hub"
     (tmp_path / "inner" / "file").unlink()
     assert sealed.damage(tmp_path, checksums=False) == (f"{tmp_path}/inner/file is missing",)
+
+
+def test_a_cache_that_is_a_file_is_named_with_the_variable_that_moves_it(cache: Path) -> None:
+    cache.write_text("not a directory", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"cannot be written.*HEADRACE_CACHE"):
+        FakeOrigin().fetch()

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.monitors import Metrics, evaluation_metrics, rollout_metrics, unbiased_pass_at_k
-from headrace.types import RolloutGroup
+from headrace.types import Outcome, RolloutGroup
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (1, 34), (20, 40, 60)])
@@ -146,6 +147,16 @@ def test_pass_at_k_is_averaged_over_prompts_and_leaves_out_the_unscored(
     assert metrics["eval/sampled/reward_mean"] == pytest.approx(2 / 5)
 
 
-def test_the_threshold_decides_what_passes(make_group: Callable[..., RolloutGroup]) -> None:
-    groups = [make_group([0.5, 0.4])]
-    assert evaluation_metrics(groups, "greedy", (1,), 0.5)["eval/greedy/pass_at_1"] == 0.5
+def test_what_the_verifier_calls_a_pass_counts_as_one(
+    make_group: Callable[..., RolloutGroup],
+) -> None:
+    # The verifier allows for rounding: 0.7 + 0.1 is below 0.8 and reaches a threshold of it.
+    group = make_group([0.7 + 0.1, 0.1])
+    assert group.verdicts is not None
+    outcomes = (Outcome.PASS, Outcome.WRONG)
+    verdicts = [
+        dataclasses.replace(verdict, outcome=outcome)
+        for verdict, outcome in zip(group.verdicts, outcomes, strict=True)
+    ]
+    groups = [dataclasses.replace(group, verdicts=tuple(verdicts))]
+    assert evaluation_metrics(groups, "greedy", (1,), 0.8)["eval/greedy/pass_at_1"] == 0.5

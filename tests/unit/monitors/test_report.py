@@ -240,6 +240,14 @@ def test_a_very_long_completion_is_clipped(build_run: Callable[..., Path]) -> No
     assert "[196,000 more characters]" in page
 
 
+def test_a_report_that_cannot_be_written_is_an_error_that_names_the_file(
+    run_directory: Path,
+) -> None:
+    (run_directory / "report.html").mkdir()
+    with pytest.raises(RunDirectoryError, match=r"report\.html cannot be written: .*directory"):
+        write_report(run_directory)
+
+
 def test_a_directory_that_is_no_run_gets_no_report(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds no run"):
         write_report(tmp_path)

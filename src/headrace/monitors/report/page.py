@@ -22,6 +22,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from headrace import __version__
+from headrace.errors import RunDirectoryError
 from headrace.monitors.formatting import duration, encodable, number, percent
 from headrace.monitors.report.charts import Chart, charts_of, source_names
 from headrace.monitors.report.samples import comparisons_of
@@ -72,11 +73,18 @@ class EventRow:
 def write_report(run_directory: Path) -> Path:
     """Write ``report.html`` into ``run_directory`` and return its path.
 
-    Raises RunDirectoryError when the directory holds no run, or a file of it is damaged.
+    Raises RunDirectoryError when the directory holds no run, a file of it is damaged, or the page
+    cannot be written.
     """
     run = read_run(run_directory)
     path = run_directory / REPORT_FILE
-    replace_file(path, encodable(render_page(run)).encode("utf-8"))
+    page = encodable(render_page(run)).encode("utf-8")
+    try:
+        replace_file(path, page)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        msg = f"{path} cannot be written: {reason}; free space, or make the directory writable"
+        raise RunDirectoryError(msg) from error
     return path
 
 
