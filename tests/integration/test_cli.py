@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +111,29 @@ def test_eval_with_nothing_to_measure_names_the_key(lab: Lab, headrace: Command)
 
     assert ended.status == 2
     assert "data.eval: missing" in ended.err
+
+
+def test_resuming_without_an_output_takes_the_run_that_was_written_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, time: int) -> None:
+        for file in ("config.json", "metrics.jsonl"):
+            path = Path("runs") / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.utime(path, (time, time))
+
+    run("tiny-3", 100)
+    assert _default_directory("tiny", resume=True) == Path("runs/tiny-3"), "the only one"
+    run("tiny-2", 300)
+    run("tiny-other", 900)
+    assert _default_directory("tiny", resume=True) == Path("runs/tiny-2")
+    run("tiny", 400)
+    assert _default_directory("tiny", resume=True) == Path("runs/tiny")
+    Path("runs/tiny/report.html").touch()
+    Path("runs/tiny-3/report.html").touch()
+    assert _default_directory("tiny", resume=True) == Path("runs/tiny"), "a report is no run"
+    Path("runs/tiny-4").mkdir()
+    assert _default_directory("tiny", resume=True) == Path("runs/tiny"), "an empty one holds none"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,12 +57,21 @@ def train(
 
 
 def _default_directory(name: str, *, resume: bool) -> Path:
-    """Return the newest run of this name to resume, or the next free directory for a new one."""
-    candidates = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in count(1))
-    taken = list(takewhile(Path.exists, candidates))
-    if resume and taken:
-        return taken[-1]
-    return Path("runs") / (name if not taken else f"{name}-{len(taken) + 1}")
+    """Return the run of this name written last to resume, or the next free directory."""
+    first = Path("runs") / name
+    if resume:
+        numbered = re.compile(re.escape(name) + r"(-[1-9][0-9]*)?")
+        runs = [path for path in Path("runs").glob("*") if numbered.fullmatch(path.name)]
+        return max(runs, key=_last_written, default=first)
+    candidates = (first if n == 1 else first.with_name(f"{name}-{n}") for n in count(1))
+    return next(path for path in candidates if not path.exists())
+
+
+def _last_written(directory: Path) -> tuple[float, int, str]:
+    """Return a sort key: when training last wrote in ``directory``, 0 if it never did."""
+    files = [directory / name for name in ("config.json", "metrics.jsonl")]
+    time = max((path.stat().st_mtime for path in files if path.is_file()), default=0.0)
+    return time, len(directory.name), directory.name
 
 
 def _say_how_it_ended(
