@@ -24,7 +24,7 @@ from typing import Protocol
 
 from headrace.buffer import RolloutBuffer, Ticket
 from headrace.data import Draw, Ledger, PromptStream
-from headrace.errors import GeneratorFailure, NoSignalError
+from headrace.errors import GeneratorFailure, NoSignalError, RunError
 from headrace.monitors import EvaluationMode, evaluation_metrics, rollout_metrics
 from headrace.roles import Generator, Learner, Monitor, Verifier, WeightSync
 from headrace.types import (
@@ -173,6 +173,7 @@ class Controller:
                     task.cancel()
         except BaseExceptionGroup as failures:
             first = _first_cause(failures)
+            await self._save_what_is_settled()
             # With its own cause: the group around it would only say it again.
             raise first from first.__cause__
         return RunOutcome(
@@ -303,7 +304,11 @@ class Controller:
     async def _train(self, groups: Sequence[RolloutGroup]) -> None:
         """One step: update, publish, settle, tell."""
         learning = self._learner_since = time.monotonic()
-        result = await self._parts.learner.step(groups)
+        try:
+            result = await self._parts.learner.step(groups)
+        except RunError:
+            self._learner_since = None  # a step that fails like this has moved nothing
+            raise
         publishing = time.monotonic()
         if result.num_updates:
             await self._parts.weight_sync.publish(result.policy_version)
@@ -382,6 +387,18 @@ class Controller:
         await self._parts.checkpoints.save(step, self._policy_version, self._parts.learner.save)
         self._checkpointed_step = step
         self._event("checkpoint", f"checkpoint written at step {step}")
+
+    async def _save_what_is_settled(self) -> None:
+        """After a failure, write the checkpoint that is due at the end of every run.
+
+        Not while the learner is within a step: its weights are then those of no step.
+        """
+        if self._learner_since is not None:
+            return
+        try:
+            await self._checkpoint()
+        except RunError as failure:
+            self._event("checkpoint", f"no checkpoint at step {self._step_done}: {failure}")
 
     def _note_arrival(self) -> None:
         if not self._has_rollouts:

@@ -120,3 +120,21 @@ def test_ctrl_c_twice_stops_at_once_and_harms_nothing(lab: Lab) -> None:
     assert steps
     for step in steps:
         assert (run / "checkpoints" / step / "state.json").is_file()
+
+
+def test_a_run_that_is_under_way_is_not_resumed_by_a_second_process(lab: Lab) -> None:
+    run = lab.folder / "shared"
+    first = lab.train("shared", *FOR_EVER)
+    assert first.wait_until(lambda: num_steps(run) >= 2)
+
+    second = lab.train("shared", *FOR_EVER, "--resume").wait()
+
+    assert second.status == 2
+    assert "another process is training there" in second.err
+    first.process.send_signal(signal.SIGKILL)
+    first.wait()
+    before = num_steps(run)
+    third = lab.train("shared", *FOR_EVER, "--resume")
+    assert third.wait_until(lambda: num_steps(run) > before)
+    third.process.send_signal(signal.SIGINT)
+    assert third.wait().status == 0

@@ -230,12 +230,15 @@ class FakeCheckpoints:
 
     journal: Journal
     seconds: float = 0.0
+    failure: Exception | None = None
 
     async def save(
         self, step: int, policy_version: int, write: Callable[[Path], Awaitable[None]]
     ) -> object:
         del write, policy_version
         await asyncio.sleep(self.seconds)
+        if self.failure is not None:
+            raise self.failure
         self.journal.append(("checkpoint", step))
         return step
 

@@ -13,6 +13,7 @@ from fakes import LoopLag, Rewards, World, alternating, evaluation_plan
 from headrace.config import FunctionConfig, VerifierConfig
 from headrace.controller import Controller
 from headrace.errors import (
+    CheckpointError,
     DivergedError,
     GeneratorFailure,
     NoSignalError,
@@ -244,6 +245,43 @@ def test_a_failure_of_the_learner_ends_the_run_as_it_is(max_staleness: int) -> N
 
     assert raised_by(world) is world.learner.failure
     assert world.verifier.in_flight == set()
+
+
+@pytest.mark.parametrize("failing", ["learner", "generator", "verifier"])
+def test_a_failure_leaves_a_checkpoint_of_the_last_settled_step(failing: str) -> None:
+    world = World(num_steps=50, groups_per_step=2, checkpoint_every=40)
+    match failing:
+        case "learner":
+            world.learner.failure, world.learner.fail_at = NoSignalError("all equal 1"), 4
+        case "generator":
+            world.generator.failure, world.generator.fail_after = GeneratorFailure("broke"), 6
+        case _:
+            world.verifier.failure = VerifierFailure("the judge is gone")
+            world.verifier.fail_on = lambda name: name == "0/p007"
+
+    raised_by(world)
+
+    assert [step for kind, step in world.journal if kind == "checkpoint"] == [3]
+
+
+def test_no_checkpoint_is_written_of_a_learner_that_was_within_a_step() -> None:
+    world = World(num_steps=50, groups_per_step=2, checkpoint_every=40, max_staleness=1)
+    world.learner.stuck_at = 2
+    world.generator.failure, world.generator.fail_after = GeneratorFailure("broke"), 5
+    world.generator.seconds = 0.01
+
+    raised_by(world)
+
+    assert "checkpoint" not in world.kinds()
+
+
+def test_a_checkpoint_that_fails_after_a_failure_does_not_hide_it() -> None:
+    world = World(num_steps=50, checkpoint_every=40)
+    world.learner.failure, world.learner.fail_at = DivergedError("not finite"), 3
+    world.checkpoints.failure = CheckpointError("disk full")
+
+    assert raised_by(world) is world.learner.failure
+    assert world.monitor.messages("checkpoint") == ["no checkpoint at step 2: disk full"]
 
 
 def test_a_failure_keeps_its_own_cause() -> None:

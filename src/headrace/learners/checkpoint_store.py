@@ -70,9 +70,10 @@ class CheckpointStore:
             await asyncio.to_thread(_commit, partial, stored)
         except (OSError, HeadraceError) as error:
             shutil.rmtree(partial, ignore_errors=True)
+            kept = "Earlier checkpoints are intact" if self._all() else "There is no earlier one"
             msg = (
-                f"checkpoint {final} could not be written: {error}. Earlier checkpoints are "
-                "intact; free some space and run again with --resume"
+                f"checkpoint {final} could not be written: {error}. {kept}; free some space and "
+                "run again with --resume"
             )
             raise CheckpointError(msg) from error
         await asyncio.to_thread(self._prune)

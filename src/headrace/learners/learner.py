@@ -119,6 +119,8 @@ class TorchLearner:
 
     def _step(self, groups: Sequence[RolloutGroup]) -> StepResult:
         plans = [self._plan(part) for part in _parts(groups, self._config.learner.num_minibatches)]
+        selections = [selection for selection, _ in plans]
+        self._judge_signal(groups, selections)
         if len(plans) > 1 and self._config.objective.proximal == "recompute":
             self._recompute_proximal([batch for _, batches in plans for batch in batches])
         sums, outcomes = LossSums(), []
@@ -126,9 +128,7 @@ class TorchLearner:
             if batches:
                 sums.add(self._accumulate(batches))
                 outcomes.append(self._update())
-        selections = [selection for selection, _ in plans]
-        has_signal = any(selection.num_with_spread for selection in selections)
-        self._judge(groups, outcomes, has_signal=has_signal)
+        self._judge_outcomes(outcomes)
         return StepResult(
             policy_version=self._counters.policy_version,
             num_updates=sum(outcome.applied for outcome in outcomes),
@@ -193,19 +193,33 @@ class TorchLearner:
         self._counters.policy_version += outcome.applied
         return outcome
 
-    def _judge(
-        self, groups: Sequence[RolloutGroup], outcomes: Sequence[UpdateOutcome], *, has_signal: bool
+    def _judge_signal(
+        self, groups: Sequence[RolloutGroup], selections: Sequence[Selection]
     ) -> None:
-        """Count steps that taught nothing, and stop when they keep coming.
+        """Count steps whose rewards teach nothing, and stop when they keep coming.
 
-        A KL term moves the weights without any reward, so an update is no proof of a signal.
+        A KL term moves the weights without any reward, so an update is no proof of a signal. Judged
+        before anything moves, so that the run stops with the weights of its last step.
         """
-        counters, limits = self._counters, self._config.learner
+        counters, limit = self._counters, self._config.learner.max_no_signal_steps
+        has_signal = any(selection.num_with_spread for selection in selections)
         counters.num_no_signal = 0 if has_signal else counters.num_no_signal + 1
+        if counters.num_no_signal >= limit:
+            msg = (
+                f"{counters.num_no_signal} steps in a row had no group with a spread of rewards: "
+                f"{_reasons(groups)}. Nothing can be learned from them. If they are as good as can "
+                "be, the policy has learned what these prompts teach; otherwise choose easier or "
+                "harder prompts, a larger group_size or a higher sampling.temperature"
+            )
+            raise NoSignalError(msg)
+
+    def _judge_outcomes(self, outcomes: Sequence[UpdateOutcome]) -> None:
+        """Count steps whose every gradient was not finite, and stop when they keep coming."""
+        counters, limit = self._counters, self._config.learner.max_nonfinite_steps
         if outcomes:
             all_failed = not any(outcome.applied for outcome in outcomes)
             counters.num_nonfinite = counters.num_nonfinite + 1 if all_failed else 0
-        if counters.num_nonfinite >= limits.max_nonfinite_steps:
+        if counters.num_nonfinite >= limit:
             msg = (
                 f"the gradient was not finite {counters.num_nonfinite} steps in a row "
                 f"(last norm {outcomes[-1].gradient_norm}); the weights are those of version "
@@ -213,13 +227,6 @@ class TorchLearner:
                 "rollouts of the last steps with `headrace inspect`"
             )
             raise DivergedError(msg)
-        if counters.num_no_signal >= limits.max_no_signal_steps:
-            msg = (
-                f"{counters.num_no_signal} steps in a row had no group with a spread of rewards: "
-                f"{_reasons(groups)}. Nothing can be learned from them; choose easier or harder "
-                "prompts, a larger group_size or a higher sampling.temperature"
-            )
-            raise NoSignalError(msg)
 
     def _metrics(
         self, selections: Sequence[Selection], sums: LossSums, outcomes: Sequence[UpdateOutcome]

@@ -64,8 +64,13 @@ class LocalRun:
         config, prepared = self.prepared.config, self.prepared
         torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
         num_steps = _num_steps(config, len(prepared.train.prompts))
-        store, last = self._open_directory(num_steps)
+        if self.resume:
+            run_files.check_same_run(self.output, config)
+        else:
+            run_files.create(self.output, config)
         async with AsyncExitStack() as stack:
+            stack.enter_context(run_files.locked(self.output))
+            store, last = self._open_directory(num_steps)
             controller = await self._build(stack, store, last, num_steps)
             if on_start is not None:
                 on_start(controller)
@@ -76,12 +81,8 @@ class LocalRun:
                 await asyncio.to_thread(_write_report, self.output)
 
     def _open_directory(self, num_steps: int) -> tuple[CheckpointStore, StoredCheckpoint | None]:
-        """Make the directory, or check that it can be resumed before anything in it changes."""
+        """Check that the run can go on from its last checkpoint before anything in it changes."""
         config, prepared = self.prepared.config, self.prepared
-        if self.resume:
-            run_files.check_same_run(self.output, config)
-        else:
-            run_files.create(self.output, config)
         model = prepared.model.directory
         mark = run_files.fingerprint(config, model, prepared.train.prompts)
         store = CheckpointStore(

@@ -8,9 +8,11 @@ is listed here and nowhere else.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from headrace.types import Prompt
 
 CONFIG_FILE = "config.json"
 LEDGER_FILE = "ledger.sqlite"
+LOCK_FILE = "lock"
 CHECKPOINT_DIRECTORY = "checkpoints"
 
 _FREE_KEYS = ("name", "eval", "checkpoint", "monitors", "num_threads", "num_steps", "num_epochs")
@@ -54,6 +57,27 @@ def create(directory: Path, config: RunConfig) -> None:
         msg = f"output {directory} cannot be written: {error}"
         raise RunDirectoryError(msg) from error
     record(directory, config)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep every other process out of the run in ``directory``.
+
+    Raises RunDirectoryError when one is at work there. The lock ends with the process, however
+    that ends.
+    """
+    try:
+        file = (directory / LOCK_FILE).open("w", encoding="ascii")
+    except OSError as error:
+        msg = f"output {directory} cannot be written: {error}"
+        raise RunDirectoryError(msg) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            msg = f"output {directory}: another process is training there; end it, or wait for it"
+            raise RunDirectoryError(msg) from error
+        yield
 
 
 def record(directory: Path, config: RunConfig) -> None:
