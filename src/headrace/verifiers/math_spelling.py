@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+_WRAPPERS = (
+    *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`")),
+    *(("**", "**"), ("*", "*"), ("__", "__"), ("_", "_")),
+)
+_TAGGED = re.compile(r"<([A-Za-z]{1,16})>(.*)</\1>", re.DOTALL)
 _SPACING = re.compile(r"\\(?:[,;:!> ]|quad\b|qquad\b|displaystyle\b|limits\b|left\b|right\b)")
 _BIGGER = re.compile(r"\\(?:[bB]igg?[lr]?)(?![A-Za-z])")
 _SYMBOLS = str.maketrans(
@@ -128,6 +132,8 @@ def _unwrap(text: str) -> str:
         text = text.strip()
         if text.endswith((".", ",", ";")):
             text = text[:-1]
+        if tagged := _TAGGED.fullmatch(text):
+            text = tagged[2]
         for opener, closer in _WRAPPERS:
             long_enough = len(text) > len(opener) + len(closer)
             inner = text[len(opener) : -len(closer)]

@@ -23,7 +23,11 @@ MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 5_000
 MAX_POWERS = 40
 
-_MARKER = re.compile(r"(?i:\banswer\s*(?:is|:|=)+\s*:?)\**")
+_MARKER = re.compile(r"(?i:(?<![a-z])answer(?![a-z])[*_]*\s*(?:is|:|=)+\s*:?)")
+# Markdown opens before a character and closes behind one: "2*3*4" and "2**3" stay products.
+_EMPHASIS = re.compile(
+    r"(?<![\w)\]}^*_\\])(\*{1,3}|_{1,3})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w(*])"
+)
 _LOOPS = re.compile(r"\\(?:sum|prod|i*int|oint|lim|limsup|liminf|frac\s*\{\s*d\s*\})(?![a-z])")
 _NESTED_SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*_|[^\s{}]\s*_)")
 _INTEGER = re.compile(r"\d+")
@@ -44,25 +48,57 @@ def find_answer(completion: str, rule: Literal["answer", "boxed", "whole"]) -> s
         case "answer":
             if "\\boxed" in text:
                 return last_boxed(text)
+            text = _tagged(text)
             return _after_marker(text) or _last_line(text)
         case _:
             assert_never(rule)
 
 
+def _tagged(text: str) -> str:
+    """Return what stands in the last ``<answer>...</answer>``; without a closed one, the text."""
+    before, closing, _ = text.rpartition("</answer>")
+    return before.rpartition("<answer>")[2] if closing else text
+
+
 def _after_marker(text: str) -> str | None:
     """Return the rest of the line after the last "answer is" or "answer:"."""
+    last = _last_marker(text)
+    if last is None:
+        return None
+    start = text.rfind("\n", 0, last.start()) + 1
+    head, rest = text[start : last.end()], text[last.end() :]
+    line, _, below = rest.partition("\n")
+    if not line.strip(" \t\r*_"):
+        # "**Answer:**\n5": the answer stands below.
+        return without_emphasis(below.strip().partition("\n")[0])
+    plain = without_emphasis(head[-MAX_CHARS:] + line)
+    last = _last_marker(plain)
+    return (line if last is None else plain[last.end() :]).strip()
+
+
+def _last_marker(text: str) -> re.Match[str] | None:
     last = None
     for match in _MARKER.finditer(text):
         last = match
-    return None if last is None else text[last.end() :].strip().partition("\n")[0]
+    return last
 
 
 def _last_line(text: str) -> str | None:
     """Return the last line; where it holds exactly one ``$...$``, what stands in it."""
-    line = text.rstrip().rpartition("\n")[2]
+    line = without_emphasis(text.rstrip().rpartition("\n")[2])
     parts = line.split("$")
     one_formula = len(parts) == 3  # noqa: PLR2004 - before, inside and after one pair of dollars
     return parts[1] if one_formula else line or None
+
+
+def without_emphasis(line: str) -> str:
+    """Return a line without Markdown's ``**`` and ``*`` around words and numbers."""
+    if len(line) > 2 * MAX_CHARS:
+        # No answer is so long, and the search for pairs is quadratic.
+        return line
+    while (plain := _EMPHASIS.sub(r"\2", line)) != line:
+        line = plain
+    return line
 
 
 def has_loops(text: str) -> bool:

@@ -15,6 +15,10 @@ MAX_DIGITS = 1000
 MAX_EXPONENT = 400
 """Of a power of ten in scientific notation, either sign."""
 
+DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u207b\u208b\u2212\u2796\u02d7\ufe58\ufe63\uff0d"
+"""Hyphens, dashes and minus signs: any of them before a number is its minus."""
+TO_MINUS = str.maketrans(dict.fromkeys(DASHES, "-"))
+
 _SHAPE = re.compile(
     r"(?P<sign>[+-]?)\s*"
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]*)"
@@ -26,9 +30,9 @@ _SHAPE = re.compile(
 def parse_number(text: str) -> Fraction | None:
     """Return the number ``text`` spells, or None.
 
-    Accepts ``-5``, ``1,234``, ``3.50``, ``.5``, ``3/4``, ``3e0``, and the Unicode minus.
+    Accepts ``-5``, ``1,234``, ``3.50``, ``.5``, ``3/4``, ``3e0``; every Unicode dash is a minus.
     """
-    text = text.strip().replace("\u2212", "-")
+    text = text.strip().translate(TO_MINUS)
     if len(text) > MAX_DIGITS:
         return None
     match = _SHAPE.fullmatch(text)

@@ -53,6 +53,145 @@ FINAL_NUMBER = [
 ]
 
 
+SIGNED = [
+    ("The answer is **-5**.", "-5"),
+    ("The answer is *-5*", "-5"),
+    ("**The answer is -5.**", "-5"),
+    ("**Answer: -5**", "-5"),
+    ("**Answer:** -5", "-5"),
+    ("**10** -5", None),
+    ("__-5__", "-5"),
+    ("`-5`", "-5"),
+    ("-**5**", "-5"),
+    ("-\\boxed{5}", "-5"),
+    ("= -\\boxed{5}.", "-5"),
+    ("\\boxed{-5}", "-5"),
+    ("$-\\boxed{5}$", "-5"),
+    ("-$5", "-5"),
+    ("The answer is -$5.", "-5"),
+    ("$-5$", "-5"),
+    ("(-5)", "-5"),
+    ("\u20135", "-5"),
+    ("The answer is \u20135", "-5"),
+    ("\uff0d5", "-5"),
+    ("\u20105", "-5"),
+    ("\u20145", "-5"),
+    ("\u22125", "-5"),
+    ("-\\boxed{-5}", None),
+    ("-(-5)", None),
+    ("10 -\\boxed{5}", None),
+    ("10 - **5**", None),
+    ("10 **-5**", None),
+    ("10 - $5", None),
+    ("10 \u2013 5", None),
+    ("10\u20135", None),
+    ("x **-5", None),
+    ("2**-5", None),
+    ("2 ** -5", None),
+    ("x -5", None),
+]
+
+OPERANDS = [
+    "\u221a5",
+    "\u221a 5",
+    "\u00b15",
+    "\u00b1 5",
+    "x \u2260 5",
+    "x > 5",
+    "x < 5",
+    "x \u2265 5",
+    "2 x 5",
+    "2x5",
+    "2 X 5",
+    "2 \\times 5",
+    "2 \\cdot 5",
+    "2\\cdot5",
+    "2 \u22c5 5",
+    "2 \u00b7 5",
+    "2 \u2217 5",
+    "10 \u2215 5",
+    "10 \u2044 5",
+    "10 \u00f7 5",
+    "log 5",
+    "\\log 5",
+    "\\log_2 5",
+    "log_2 5",
+    "ln 5",
+    "10 mod 5",
+    "sqrt 5",
+    "\\sqrt 5",
+    "\\pm 5",
+    "x \\neq 5",
+    "x \\le 5",
+    "x \\geq 5",
+    "\\frac 1 5",
+    "10 : 5",
+    "10 minus 5",
+    "2 times 5",
+    "minus 5",
+    "negative 5",
+    "10 divided by 5",
+    "the square root of 5",
+    "not 5",
+    "less than 5",
+    "1 1/5",
+    "12 005",
+    "1 234 005",
+    "12\\,005",
+    "12\u00a0005",
+    "12\u202f005",
+    "12 005.5",
+    "10 +\n5",
+    "2 & 5",
+]
+
+RESULTS = [
+    "= 5",
+    "x = 5",
+    "=> 5",
+    "-> 5",
+    "\u2192 5",
+    "\u21d2 5",
+    "\u2248 5",
+    "\\approx 5",
+    "\\Rightarrow 5",
+    "\\quad 5",
+    "Step 3: 5",
+    "10 + 5:\n5",
+    "#### 5",
+    "**Answer:**\n5",
+    "Total\n---\n5",
+    "the answer of 5",
+    "1 2 3 5",
+    "= \\, 5",
+    "The max 5",
+    "an index 5",
+    "**5**",
+    "*5*",
+    "**Answer:** 5",
+    "**Answer**: 5",
+    "*So* 5",
+    "The answer is: **$5$**.",
+]
+
+
+@pytest.mark.parametrize(("text", "number"), SIGNED)
+def test_a_minus_inside_or_outside_of_markup_and_of_any_kind_is_the_sign_unless_it_subtracts(
+    text: str, number: str | None
+) -> None:
+    assert extract(text, "final_number") == number
+
+
+@pytest.mark.parametrize("text", OPERANDS)
+def test_a_number_that_is_only_part_of_what_stands_there_is_no_answer(text: str) -> None:
+    assert extract(text, "final_number") is None
+
+
+@pytest.mark.parametrize("text", RESULTS)
+def test_a_number_behind_what_leads_to_a_result_is_the_answer(text: str) -> None:
+    assert extract(text, "final_number") == "5"
+
+
 @pytest.mark.parametrize(("text", "number"), FINAL_NUMBER)
 def test_final_number_is_the_number_that_ends_the_completion(text: str, number: str | None) -> None:
     assert extract(text, "final_number") == number
@@ -67,6 +206,10 @@ def test_final_number_is_the_number_that_ends_the_completion(text: str, number: 
         ("1 2 3 4", "4"),
         ("no", None),
         ("x5", "5"),
+        ("it is **-5** or so", "-5"),
+        ("2*-5", "5"),
+        ("\u20135", "\u20135"),
+        ("10\u20135", "5"),
     ],
 )
 def test_last_number_is_the_last_one_anywhere(text: str, number: str | None) -> None:

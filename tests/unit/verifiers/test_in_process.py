@@ -15,6 +15,7 @@ from headrace.types import Outcome, Prompt
 from headrace.verifiers import check_answer, parse_number
 from headrace.verifiers.component import Score
 from headrace.verifiers.exact import ExactComponent
+from headrace.verifiers.numbers import DASHES
 from headrace.verifiers.numeric import NumericComponent
 
 
@@ -71,6 +72,8 @@ def test_a_prompt_without_a_usable_answer_is_not_scored(score: Score) -> None:
         ("0.1", "0.1000", 1.0),
         ("-5", "\u22125", 1.0),
         ("5", "-5", 0.0),
+        *[("-5", f"{dash}5", 1.0) for dash in DASHES],
+        *[("5", f"{dash}5", 0.0) for dash in DASHES],
         ("1", "True", 0.0),
         ("1", "nan", 0.0),
         ("1", "inf", 0.0),
