@@ -1,5 +1,9 @@
 """Rows made by a task of the reasoning-gym package (extra ``envs``).
 
+Invariant: the same source gives the same rows in every process. Some tasks depend on the order of
+sets or on generators nobody seeds, so the rows are made in a process of their own (see
+`headrace.data.procedural_rows`) whose every source of chance is fixed.
+
 Every row has the columns ``question``, ``answer`` and ``metadata``, as the package makes them.
 The package makes row i from ``seed + i``, so two seeds closer than ``size`` share most of their
 rows; `headrace.data.prompts` takes shared ones out. The package's scorers are not used here.
@@ -7,66 +11,109 @@ rows; `headrace.data.prompts` takes shared ones out. The package's scorers are n
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import importlib
-import warnings
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 from headrace.config import ReasoningGymSource
 from headrace.data.rows import Row
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DataError
+
+_PROGRAM = Path(__file__).with_name("procedural_rows.py")
+_ROW_SECONDS = 120
+"""For the import and for each row; then the process ends itself."""
 
 
 def read_task(source: ReasoningGymSource) -> Iterator[Row]:
-    """Yield ``source.size`` rows. Raises ConfigError naming the key that is wrong."""
-    package = _import_package()
-    _check_options(source, package.factory.DATASETS)
-    try:
-        task = package.create_dataset(
-            source.task, size=source.size, seed=source.seed, **source.options
-        )
-    except (AssertionError, TypeError, ValueError) as error:
-        msg = f"options of reasoning_gym task {source.task} = {source.options}: {error}"
-        raise ConfigError(msg) from error
-    for index in range(source.size):
-        yield Row(number=index + 1, values=task[index])
+    """Yield ``source.size`` rows.
+
+    Raises ConfigError naming the key that is wrong, DataError for a row that cannot be made.
+    Waits for the process that makes the rows: it answers or ends within `_ROW_SECONDS` a row.
+    """
+    _require_package()
+    with tempfile.TemporaryFile() as complaints, _started(source, complaints) as process:
+        assert process.stdout is not None
+        number = 0
+        try:
+            for number, line in enumerate(process.stdout, start=1):
+                yield Row(number=number, values=_row(source, number, json.loads(line)))
+            if number < source.size:
+                raise DataError(_ended_early(source, number + 1, process.wait(), complaints))
+        finally:
+            process.kill()
 
 
-def _import_package() -> Any:  # noqa: ANN401 - the package ships no types
-    try:
-        with warnings.catch_warnings():
-            # One of its dependencies leaves a file open while it is imported.
-            warnings.simplefilter("ignore", ResourceWarning)
-            return importlib.import_module("reasoning_gym")
-    except ImportError as error:
-        msg = (
-            f'type = "reasoning_gym": the package cannot be imported ({error}); '
-            'run pip install "headrace[envs]"'
-        )
-        raise ConfigError(msg) from error
+def _require_package() -> None:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        _not_imported("it is not installed")
 
 
-def _check_options(source: ReasoningGymSource, tasks: dict[str, tuple[type, type]]) -> None:
-    if source.task not in tasks:
-        close = difflib.get_close_matches(source.task, tasks, n=3)
-        allowed = f"did you mean {' or '.join(close)}?" if close else ", ".join(sorted(tasks))
-        msg = f'task = "{source.task}": not a task of reasoning-gym; {allowed}'
-        raise ConfigError(msg)
-    fields = {field.name for field in dataclasses.fields(tasks[source.task][1])}
-    fields -= {"seed", "size"}
-    problems = [
-        f"options.{name}: not an option of {source.task}; {_instead(name, fields)}"
-        for name in source.options
-        if name not in fields
-    ]
-    if problems:
-        raise ConfigError(*problems)
+def _not_imported(reason: str) -> NoReturn:
+    msg = (
+        f'type = "reasoning_gym": the package cannot be imported ({reason}); '
+        "run pip install -c constraints.txt -e '.[envs]'"
+    )
+    raise ConfigError(msg)
 
 
-def _instead(name: str, fields: set[str]) -> str:
-    if name in {"seed", "size"}:
-        return f"{name} is a key of the source itself"
-    close = difflib.get_close_matches(name, fields, n=1)
-    return f"did you mean {close[0]}?" if close else f"allowed: {', '.join(sorted(fields))}"
+def _started(source: ReasoningGymSource, complaints: IO[bytes]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(  # noqa: S603 - our own program by its path, no shell
+        # -P: the folder of the program holds names that a package may want to import itself.
+        [sys.executable, "-P", str(_PROGRAM)],
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+    )
+    request = {
+        "task": source.task,
+        "size": source.size,
+        "seed": source.seed,
+        "options": source.options,
+        "row_seconds": _ROW_SECONDS,
+    }
+    assert process.stdin is not None
+    # A process that ended at once says why in its status.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+    return process
+
+
+def _row(source: ReasoningGymSource, number: int, answer: dict[str, Any]) -> dict[str, object]:
+    """Return the row in one line of the process; raises what it says is wrong."""
+    match answer:
+        case {"row": dict() as row}:
+            return row
+        case {"not_imported": str() as reason}:
+            _not_imported(reason)
+        case {"problems": list() as problems}:
+            raise ConfigError(*problems)
+        case _:
+            raise DataError(_unmade(source, number, str(answer.get("failed", answer))))
+
+
+def _unmade(source: ReasoningGymSource, number: int, reason: str) -> str:
+    return (
+        f"reasoning_gym task {source.task}, row {number}: it cannot be made ({reason}); "
+        f"change the options, options = {source.options}, or take another task"
+    )
+
+
+def _ended_early(
+    source: ReasoningGymSource, number: int, status: int, complaints: IO[bytes]
+) -> str:
+    if status == -signal.SIGALRM:
+        return _unmade(source, number, f"it took longer than {_ROW_SECONDS} s")
+    complaints.seek(0)
+    lines = complaints.read().decode(errors="replace").strip().splitlines()
+    said = f": {lines[-1]}" if lines else ""
+    return _unmade(source, number, f"its process ended with exit status {status}{said}")

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,5 +105,81 @@ def test_without_the_package_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=r'pip install "headrace\[envs\]"'):
+    with pytest.raises(ConfigError, match=r"pip install .* -e '\.\[envs\]'"):
         next(read_task(source()))
+
+
+PROGRAM = """
+import json, sys
+from headrace.config import ReasoningGymSource
+from headrace.data.procedural import read_task
+source = ReasoningGymSource(type="reasoning_gym", task=sys.argv[1], size=6, seed=3)
+print(json.dumps([[row.values["question"], row.values["answer"]] for row in read_task(source)]))
+"""
+
+
+@pytest.mark.parametrize("task", ["word_ladder", "list_functions"])
+def test_rows_are_the_same_in_two_processes_whatever_their_hash_seeds(task: str) -> None:
+    def rows(hash_seed: str) -> list[list[str]]:
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, task],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        made: list[list[str]] = json.loads(ended.stdout)
+        return made
+
+    first = rows("1")
+    assert first == rows("2")
+    assert len({question for question, _ in first}) > 1
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "told"),
+    [
+        ("chain_sum", {"min_terms": 1.5}, "non-integer"),
+        ("word_sorting", {"min_words": 100000, "max_words": 100001}, "Sample larger"),
+    ],
+)
+def test_a_row_the_package_cannot_make_names_task_row_and_options(
+    task: str, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(
+        DataError, match=rf"reasoning_gym task {task}, row 1: .*{told}.*options = {{'min_"
+    ):
+        list(read_task(source(task=task, options=options)))
+
+
+def test_a_task_that_ends_its_process_or_hangs_is_an_error_and_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "reasoning_gym"
+    package.mkdir()
+    text = (
+        "import dataclasses, os, sys, time\n"
+        "@dataclasses.dataclass\n"
+        "class Config:\n"
+        "    seed: int = 0\n"
+        "    size: int = 1\n"
+        "class factory: DATASETS = {name: (list, Config) for name in ('dies', 'hangs', 'prints')}\n"
+        "class Task:\n"
+        "    def __init__(self, name): self.name = name\n"
+        "    def __getitem__(self, index):\n"
+        "        print('noise')\n"
+        "        if self.name == 'dies': sys.stderr.write('out of wool'); os._exit(3)\n"
+        "        if self.name == 'hangs': time.sleep(60)\n"
+        "        return {'question': 'q', 'answer': 'a', 'metadata': {('x', 1): {2}}}\n"
+        "def create_dataset(name, **options): return Task(name)\n"
+    )
+    (package / "__init__.py").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("headrace.data.procedural._ROW_SECONDS", 1)
+
+    with pytest.raises(DataError, match=r"task dies, row 1: .*exit status 3.*out of wool"):
+        list(read_task(source(task="dies", size=1, options={})))
+    with pytest.raises(DataError, match=r"task hangs, row 1: .*longer than 1 s"):
+        list(read_task(source(task="hangs", size=1, options={})))
+    (row,) = read_task(source(task="prints", size=1, options={}))
+    assert row.values == {"question": "q", "answer": "a", "metadata": {"('x', 1)": [2]}}
