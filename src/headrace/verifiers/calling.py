@@ -24,6 +24,8 @@ from headrace.verifiers import frames
 
 MAX_REWARD = 1e6
 """Of either sign."""
+_MAX_TRACEBACK_CHARS = 20_000
+"""The end of it, where it was raised."""
 
 RewardFunction = Callable[..., Any]
 
@@ -35,12 +37,12 @@ def load(path: str) -> Callable[[frames.Message], frames.Message]:
     def handle(job: frames.Message) -> frames.Message:
         try:
             value = function(job["prompt"], job["completion"], job["answer"], job["metadata"])
+            return _returned(path, value)
         except MemoryError:
             raise
         # The one boundary to code that is not ours: SystemExit is an error of one rollout, too.
         except BaseException as error:  # noqa: BLE001 - see the line above
             return _raised(path, error)
-        return _returned(path, value)
 
     return handle
 
@@ -70,10 +72,8 @@ def _import(path: str, module_name: str) -> ModuleType:
         return _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
     # The same boundary: a module may raise anything at all while it is imported.
     except BaseException as error:
-        msg = (
-            f"path = {path!r}: importing {module_name} raised {type(error).__name__}: {error}"
-            f"{_where(error)}"
-        )
+        what = f"{type(error).__name__}: {_text(error)}{_where(error)}"
+        msg = f"path = {path!r}: importing {module_name} raised {what}"
         raise ConfigError(msg) from error
 
 
@@ -106,9 +106,10 @@ def _check_signature(path: str, function: RewardFunction) -> None:
 def _returned(path: str, value: object) -> frames.Message:
     if value is None:
         return {"status": "ok", "value": None, "detail": f"{path} returned None: it abstains"}
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(number := float(value)) or abs(number) > MAX_REWARD:  # type: ignore[arg-type]  # a Real by the first clause
-        what = f"{type(value).__name__} {str(value)[:80]!r}" if not is_number else str(value)
+    number = _finite(value)
+    if number is None:
+        what = _text(value, 80)
+        what = what if isinstance(value, Real) else f"{type(value).__name__} {what!r}"
         return {
             "status": "error",
             "detail": f"{path} returned {what} for one completion; allowed: one finite number "
@@ -117,12 +118,36 @@ def _returned(path: str, value: object) -> frames.Message:
     return {"status": "ok", "value": number}
 
 
+def _finite(value: object) -> float | None:
+    """Return ``value`` where it is a number that may be paid."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        # An integer beyond the floats, such as 10**400.
+        return None
+    return number if math.isfinite(number) and abs(number) <= MAX_REWARD else None
+
+
 def _raised(path: str, error: BaseException) -> frames.Message:
+    trace = "".join(traceback.format_exception(error))
     return {
         "status": "error",
-        "detail": f"{path} raised {type(error).__name__}: {str(error)[:200]}{_where(error)}",
-        "traceback": "".join(traceback.format_exception(error)),
+        "detail": f"{path} raised {type(error).__name__}: {_text(error, 200)}{_where(error)}",
+        "traceback": trace[-_MAX_TRACEBACK_CHARS:],
     }
+
+
+def _text(value: object, limit: int = 1000) -> str:
+    """Return the start of the text of what is not ours: making it may raise anything."""
+    try:
+        text = str(value)
+    except MemoryError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - see above; its text is not asked for
+        return f"(its text cannot be made: {type(error).__name__})"
+    return text[:limit] + "..." * (len(text) > limit)
 
 
 def _where(error: BaseException) -> str:

@@ -2,9 +2,9 @@
 
 Owns: a job that blows its deadline costs exactly one process, which is killed with its whole
 process group, reaped and replaced, so no slot is ever lost and no zombie stays; a process that
-dies is replaced and its job tried once more. The pool has a thread with an event loop of its own,
-so it may be called from any loop or thread, and no caller's loop ever waits for a pipe.
-It does not know what the jobs mean (`worker` does).
+dies, or answers another job than it was given, is replaced and its job tried once more.
+The pool has a thread with an event loop of its own, so it may be called from any loop or thread,
+and no caller's loop ever waits for a pipe. It does not know what the jobs mean (`worker` does).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -21,12 +22,15 @@ import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.verifiers import frames
 
 START_SECONDS = 120.0
 """Time for a process to import what it needs; not part of a job's deadline."""
+_EXIT_STATUS_SECONDS = 1.0
+"""Time for a process whose pipe is closed to be reaped, so that its exit status can be told."""
 _END_SECONDS = 10.0
 """Time for the pool's own thread to end in `close`; its processes were killed before."""
 
@@ -67,6 +71,13 @@ class WorkerSpec:
     """For one job, counted from the moment a process that is ready takes it."""
     memory_mib: int
     """Address space of one process."""
+    start_seconds: float = START_SECONDS
+    """For the imports of a process, before its first job."""
+
+    @property
+    def name(self) -> str:
+        """What the processes run, as it may stand in a message."""
+        return f"path = {self.target!r}" if self.target else self.kind
 
     def command(self) -> list[str]:
         """Return the command line of a worker. ``-P``: the current folder shadows no module."""
@@ -82,11 +93,25 @@ class _NotStartedError(Exception):
     """The worker says why it cannot do any job at all."""
 
 
+class _StartTimeoutError(Exception):
+    """The worker is not ready in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A job as it is sent."""
+
+    sequence: int
+    """The worker sends it back: an answer with another one is not of this job."""
+    frame: bytes
+
+
 class _Process:
     """One worker process and its two pipes."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, spec: WorkerSpec) -> None:
         self._process = process
+        self._spec = spec
         self._ready = False
 
     @classmethod
@@ -98,34 +123,52 @@ class _Process:
             # Its own process group: a kill takes what it started too, and Ctrl-C does not reach it.
             start_new_session=True,
         )
-        return cls(process)
+        return cls(process, spec)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     async def wait_ready(self) -> None:
-        """Wait for the worker's imports. Raises _NotStartedError or what `do` raises."""
+        """Wait for the worker's imports. Raises _NotStartedError or _StartTimeoutError."""
         if self._ready:
             return
-        message = await asyncio.wait_for(self._receive(), START_SECONDS)
+        spec = self._spec
+        try:
+            message = await asyncio.wait_for(self._receive(), spec.start_seconds)
+        except TimeoutError as error:
+            msg = f"{spec.name}: its import did not end within {spec.start_seconds:g} s"
+            raise _StartTimeoutError(msg) from error
+        except frames.BrokenFrameError as error:
+            msg = f"{spec.name}: its process ended during the import ({await self._exit_status()})"
+            raise _NotStartedError(msg) from error
         if not message.get("ready"):
             raise _NotStartedError(str(message.get("detail", "the worker did not start")))
         self._ready = True
 
-    async def do(self, frame: bytes) -> frames.Message:
-        """Send a job and wait for the answer. Raises BrokenFrameError when the process ends."""
+    async def do(self, job: _Job) -> frames.Message:
+        """Send a job and wait for its answer.
+
+        Raises BrokenFrameError when the process ends, or answers something else.
+        """
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(frame)
+            self._process.stdin.write(job.frame)
             await self._process.stdin.drain()
         except ConnectionError as error:
             msg = "the process had ended before its job"
             raise frames.BrokenFrameError(msg) from error
-        return await self._receive()
+        answer = await self._receive()
+        if answer.get("sequence") != job.sequence:
+            msg = "the process answered another job than it was given; it was killed"
+            raise frames.BrokenFrameError(msg)
+        return answer
 
     async def kill(self) -> int:
-        """Kill the process group, reap the process and return its exit status."""
+        """Kill the process and what it started, reap it and return its exit status."""
+        for pid in _descendants(self.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         status = await self._process.wait()
@@ -134,6 +177,13 @@ class _Process:
         self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - see above
         await asyncio.sleep(0)
         return status
+
+    async def _exit_status(self) -> str:
+        """Return how the process ended, in words, as far as that can be told."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _EXIT_STATUS_SECONDS)
+        status = self._process.returncode
+        return "exit status unknown" if status is None else f"exit status {status}"
 
     async def _receive(self) -> frames.Message:
         assert self._process.stdout is not None
@@ -149,6 +199,7 @@ class ProcessPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._sequence = itertools.count()
         # The three below belong to the pool's own loop.
         self._slots = asyncio.Semaphore(spec.num_processes)
         self._idle: list[_Process] = []
@@ -165,11 +216,11 @@ class ProcessPool:
         Callers queue in order of arrival; what unblocks them is the end of another job, which a
         deadline bounds. A caller that is cancelled takes its process with it.
         """
-        return await asyncio.wrap_future(self._submit(self._call(frames.encode(job))))
+        return await asyncio.wrap_future(self._submit(self._call(self._numbered(job))))
 
     def call_blocking(self, job: Mapping[str, object]) -> Reply:
         """Do the same from code that has no event loop."""
-        return self._submit(self._call(frames.encode(job))).result()
+        return self._submit(self._call(self._numbered(job))).result()
 
     def start_problem(self) -> str | None:
         """Start one process, wait until it is ready, and return why it cannot be, or None."""
@@ -193,6 +244,10 @@ class ProcessPool:
         thread.join(_END_SECONDS)
         loop.close()
 
+    def _numbered(self, job: Mapping[str, object]) -> _Job:
+        sequence = next(self._sequence)
+        return _Job(sequence=sequence, frame=frames.encode({"sequence": sequence, "job": job}))
+
     def _submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
         with self._lock:
             if self._closed:
@@ -207,18 +262,18 @@ class ProcessPool:
                 self._thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _call(self, frame: bytes) -> Reply:
+    async def _call(self, job: _Job) -> Reply:
         async with self._slots:
-            reply = await self._attempt(frame)
+            reply = await self._attempt(job)
             if reply.status is ReplyStatus.CRASH and not self._is_closed():
-                reply = await self._attempt(frame)
+                reply = await self._attempt(job)
             return reply
 
     async def _probe(self) -> Reply:
         async with self._slots:
             return await self._attempt(None)
 
-    async def _attempt(self, frame: bytes | None) -> Reply:
+    async def _attempt(self, job: _Job | None) -> Reply:
         """Do one job on one process; whatever goes wrong, the slot has a process afterwards.
 
         Without a job it only waits until the process could do one.
@@ -230,17 +285,23 @@ class ProcessPool:
         try:
             await process.wait_ready()
             reply = _READY
-            if frame is not None:
+            if job is not None:
                 reply = None
-                answer = await asyncio.wait_for(process.do(frame), self._spec.timeout_seconds)
+                answer = await asyncio.wait_for(process.do(job), self._spec.timeout_seconds)
                 reply = _reply(answer)
         except TimeoutError:
             reply = Reply(
                 status=ReplyStatus.TIMEOUT,
-                detail=f"no answer within {self._spec.timeout_seconds:g} s; its process was killed",
+                detail=f"{self._spec.name}: no answer within {self._spec.timeout_seconds:g} s; "
+                "its process was killed",
             )
-        except (_NotStartedError, frames.BrokenFrameError) as error:
+        except _StartTimeoutError as error:
+            # Not tried again: the next process would take as long.
+            reply = Reply(status=ReplyStatus.TIMEOUT, detail=str(error))
+        except _NotStartedError as error:
             reply = Reply(status=ReplyStatus.CRASH, detail=str(error))
+        except frames.BrokenFrameError as error:
+            reply = Reply(status=ReplyStatus.CRASH, detail=f"{self._spec.name}: {error}")
         finally:
             # reply is None when the caller was cancelled: the process still works on the job.
             await self._settle(process, reply)
@@ -299,3 +360,15 @@ def _reply(answer: frames.Message) -> Reply:
         detail=answer.get("detail", ""),
         traceback=answer.get("traceback", ""),
     )
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below ``pid`` as far as the kernel tells, in a group of their own too.
+
+    Linux only; elsewhere the process group has to do.
+    """
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found.extend(int(child) for child in task.read_text().split())
+    return found + [below for child in found for below in _descendants(child)]

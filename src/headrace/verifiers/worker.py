@@ -1,7 +1,8 @@
 """The program inside a worker process: takes jobs from a pipe, one at a time, and answers.
 
 Started by `process_pool` as ``python -m headrace.verifiers.worker SETTINGS``. Owns: nothing that
-runs here can write into the channel by printing, and the process ends with its parent.
+runs here can write into the channel by printing, an answer carries the number of its job, and the
+process ends with its parent.
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ def main(settings: frames.Message) -> None:
         _send(replies, {"ready": False, "detail": str(error)})
         return
     _send(replies, {"ready": True})
-    while (job := frames.read(requests)) is not None:
+    pid = os.getpid()
+    while (request := frames.read(requests)) is not None:
         try:
-            reply = handler(job)
+            reply = handler(request["job"])
         except MemoryError:
             # What is left of the heap cannot be trusted: say so and end.
-            _send(replies, {"status": "oom", "detail": "out of memory; its process was ended"})
+            reply = {"status": "oom", "detail": "out of memory; its process was ended"}
+        if os.getpid() != pid:
+            # A fork that the function left behind: the answer is its parent's to give.
+            os._exit(0)
+        _send(replies, {**reply, "sequence": request["sequence"]})
+        if reply["status"] == "oom":
             return
-        _send(replies, reply)
 
 
 def _handler(kind: str, target: str) -> Handler:

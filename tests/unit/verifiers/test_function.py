@@ -15,12 +15,27 @@ REWARDS = """
 import sys, time
 from fractions import Fraction
 
+class Mute:
+    def __str__(self):
+        raise ValueError("no text")
+    __repr__ = __str__
+
+class MuteError(Exception):
+    def __str__(self):
+        raise SystemExit("no text")
+    __repr__ = __str__
+
 VALUES = {"one": 1, "half": 0.5, "fraction": Fraction(1, 4), "none": None, "nan": float("nan"),
-          "inf": float("inf"), "true": True, "text": "1.0", "list": [1.0], "huge": 1e7}
+          "inf": float("inf"), "true": True, "text": "1.0", "list": [1.0], "huge": 1e7,
+          "integer": 10**400, "longer": 10**5000, "mute": Mute()}
 
 def reward(prompt, completion, answer, metadata):
     if completion == "raise":
         raise ValueError("boom")
+    if completion == "mute error":
+        raise MuteError
+    if completion == "long error":
+        raise ValueError("x" * 70 * 1024**2)
     if completion == "quit":
         sys.exit("no")
     if completion == "slow":
@@ -38,6 +53,9 @@ def narrow(prompt, completion):
 
 CONSTANT = 5
 """
+
+
+RAISE_LINE = REWARDS.splitlines().index('        raise ValueError("boom")') + 1
 
 
 @pytest.fixture
@@ -64,6 +82,7 @@ async def score_all(config: FunctionConfig, *completions: str) -> list[Score]:
 def test_every_kind_of_return_value_is_paid_left_out_or_reported(file: Path) -> None:
     paid = {"one": 1.0, "half": 0.5, "fraction": 0.25, "echo": 1.0}
     broken = ["nan", "inf", "true", "text", "list", "huge", "raise", "quit"]
+    broken += ["integer", "longer", "mute", "mute error", "long error"]
     config = FunctionConfig(kind="function", path=f"{file}:reward", num_processes=1)
     scores = asyncio.run(score_all(config, *paid, "none", *broken))
     assert [score.reward for score in scores] == [*paid.values(), None, *[None] * len(broken)]
@@ -78,7 +97,7 @@ def test_every_kind_of_return_value_is_paid_left_out_or_reported(file: Path) -> 
     assert "list '[1.0]'" in listed.detail
     assert "one finite number" in listed.detail
     raised = scores[len(paid) + 1 + broken.index("raise")]
-    assert "ValueError: boom (my_rewards.py line 10)" in raised.detail
+    assert f"ValueError: boom (my_rewards.py line {RAISE_LINE})" in raised.detail
     assert "Traceback" in raised.traceback
 
 
@@ -134,4 +153,22 @@ def test_a_missing_module_is_named(path: str, message: str) -> None:
 def test_a_module_that_raises_while_imported_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(ConfigError, match=r"SystemExit: 3 \(bad.py line 2\)"):
+        check_function(f"{tmp_path}/bad.py:reward")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("import os\nos._exit(3)\n", r"bad.py:reward.*ended during the import \(exit status 3\)"),
+        (
+            "class E(Exception):\n    def __str__(self): raise E\nraise E\n",
+            r"bad.py:reward.*raised E: \(its text cannot be made: E\)",
+        ),
+    ],
+)
+def test_a_module_that_ends_its_process_or_raises_what_has_no_text_is_named(
+    tmp_path: Path, module: str, message: str
+) -> None:
+    (tmp_path / "bad.py").write_text(module)
+    with pytest.raises(ConfigError, match=message):
         check_function(f"{tmp_path}/bad.py:reward")

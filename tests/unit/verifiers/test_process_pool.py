@@ -1,6 +1,9 @@
 import asyncio
+import dataclasses
 import gc
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,10 @@ import pytest
 from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus, WorkerSpec
 
 REWARDS = """
-import os, subprocess, sys, time
+import os, struct, subprocess, sys, time
+
+STRAY = b'{"status": "ok", "value": 0.5, "sequence": 0}'
+STRAY = struct.pack(">I", len(STRAY)) + STRAY
 
 def reward(prompt, completion, answer, metadata):
     print("noise on standard output", flush=True)
@@ -23,6 +29,25 @@ def reward(prompt, completion, answer, metadata):
     if completion == "child":
         subprocess.Popen(["sleep", "1000"])
         time.sleep(1000)
+    if completion == "session":
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        with open(__file__ + ".pid", "w") as file:
+            file.write(str(child.pid))
+        time.sleep(1000)
+    if completion == "fork":
+        if os.fork() == 0:
+            return 0.75
+        time.sleep(0.2)
+        return 0.5
+    if completion == "stray":
+        for fd in range(3, 20):
+            try:
+                os.write(fd, STRAY)
+            except OSError:
+                pass
+        return 0.5
+    if completion.startswith("pay "):
+        return float(completion[4:])
     if completion == "memory":
         return len(bytearray(8 * 1024**3))
     return 1.0
@@ -105,6 +130,52 @@ def test_a_kill_takes_what_the_process_started(pool: ProcessPool) -> None:
     assert all(child.name() != "sleep" for child in children())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the children of a process")
+def test_a_kill_takes_what_started_a_session_of_its_own(
+    spec: WorkerSpec, pool: ProcessPool
+) -> None:
+    assert statuses(pool, "session") == ["timeout"]
+    pid = int(Path(spec.target.removesuffix(":reward") + ".pid").read_text())
+    # It may be a zombie until init, which inherited it, has reaped it.
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("odd", ["fork", "stray"])
+def test_a_second_answer_to_one_job_never_becomes_the_answer_to_the_next(
+    spec: WorkerSpec, odd: str
+) -> None:
+    pool = ProcessPool(_with(spec, num_processes=1, timeout_seconds=60.0))
+    try:
+        replies = [pool.call_blocking(job(odd))]
+        replies += [pool.call_blocking(job(f"pay {reward}")) for reward in range(5)]
+    finally:
+        pool.close_blocking()
+    assert [reply.value for reply in replies] == [0.5, 0.0, 1.0, 2.0, 3.0, 4.0]
+    assert children() == []
+
+
+def test_a_module_that_hangs_ends_at_the_limit_of_the_start_and_is_named(
+    tmp_path: Path, spec: WorkerSpec
+) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
+    target = f"{tmp_path}/hangs.py:reward"
+    pool = ProcessPool(_with(spec, target=target, start_seconds=1.5, num_processes=1))
+    try:
+        start = time.monotonic()
+        reply = pool.call_blocking(job("ok"))
+        assert time.monotonic() - start < 30.0  # a hang guard
+    finally:
+        pool.close_blocking()
+    assert reply.status is ReplyStatus.TIMEOUT
+    assert target in reply.detail
+    assert "import did not end within 1.5 s" in reply.detail
+
+
+def test_a_process_that_ends_or_is_too_slow_is_named(pool: ProcessPool, spec: WorkerSpec) -> None:
+    for completion in ("exit", "loop"):
+        assert spec.target in pool.call_blocking(job(completion)).detail
+
+
 def test_a_process_that_ends_is_replaced_and_its_job_tried_once_more(pool: ProcessPool) -> None:
     reply = asyncio.run(pool.call(job("exit")))
     assert reply.status is ReplyStatus.CRASH
@@ -132,7 +203,7 @@ def test_the_pool_works_from_any_loop_and_thread(pool: ProcessPool) -> None:
 
 
 def test_a_cancelled_caller_takes_its_process_with_it(spec: WorkerSpec) -> None:
-    pool = ProcessPool(WorkerSpec(**{**_fields(spec), "timeout_seconds": 100.0}))
+    pool = ProcessPool(_with(spec, timeout_seconds=100.0))
 
     async def give_up() -> None:
         await pool.call(job("ok"))
@@ -152,7 +223,7 @@ def test_a_cancelled_caller_takes_its_process_with_it(spec: WorkerSpec) -> None:
 
 
 def test_close_ends_jobs_in_progress_and_may_be_called_twice(spec: WorkerSpec) -> None:
-    pool = ProcessPool(WorkerSpec(**{**_fields(spec), "timeout_seconds": 100.0}))
+    pool = ProcessPool(_with(spec, timeout_seconds=100.0))
 
     async def close_during_a_job() -> Reply:
         await pool.call(job("ok"))
@@ -168,8 +239,8 @@ def test_close_ends_jobs_in_progress_and_may_be_called_twice(spec: WorkerSpec) -
         pool.call_blocking(job("ok"))
 
 
-def _fields(spec: WorkerSpec) -> dict[str, object]:
-    return {name: getattr(spec, name) for name in WorkerSpec.__slots__}
+def _with(spec: WorkerSpec, **changes: object) -> WorkerSpec:
+    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]  # fields by name
 
 
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 8])
