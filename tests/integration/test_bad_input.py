@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from lab import Command, Ended, Lab, write_model
 
+from headrace.config import check_config
+from headrace.runtime.preflight import PreparedRun, preflight
+
 
 def rewrite(lab: Lab, old: str, new: str) -> None:
     text = lab.recipe.read_text(encoding="utf-8")
@@ -48,6 +51,31 @@ def broken_reward_module(lab: Lab) -> None:
     (lab.folder / "reward.py").write_text("import no_such_module\n", encoding="utf-8")
 
 
+def forget_the_weights(lab: Lab) -> None:
+    (lab.folder / "model/model.safetensors").unlink()
+
+
+def weights_of_another_width(lab: Lab) -> None:
+    other = write_model(lab.folder / "wide", hidden_size=16)
+    (other / "model.safetensors").replace(lab.folder / "model/model.safetensors")
+
+
+def odd_model_config(lab: Lab) -> None:
+    path = lab.folder / "model/config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"rope_scaling": "linear"}), encoding="utf-8")
+
+
+def ordinary_english(lab: Lab) -> None:
+    append(lab, "train.jsonl", json.dumps({"prompt": "How many?", "answer": "1"}))
+
+
+def a_reward_module_too_large(lab: Lab) -> None:
+    with (lab.folder / "reward.py").open("a", encoding="utf-8") as file:
+        file.write("BALLAST = bytearray(400 * 2**20)\n")
+    rewrite(lab, "num_processes = 1", "num_processes = 1\nmemory_mib = 256")
+
+
 FAULTS: dict[str, tuple[Callable[[Lab], None], tuple[str, ...]]] = {
     "a misspelt key": (
         lambda lab: rewrite(lab, "learning_rate", "learning_rat"),
@@ -67,6 +95,30 @@ FAULTS: dict[str, tuple[Callable[[Lab], None], tuple[str, ...]]] = {
     "a prompt beyond the context": (
         lambda lab: append(lab, "train.jsonl", json.dumps({"prompt": "1+" * 40, "answer": "1"})),
         ("train.jsonl, line 15", "context of 64 tokens"),
+    ),
+    "a model without its weights": (
+        forget_the_weights,
+        ("no weights: model.safetensors or model.safetensors.index.json",),
+    ),
+    "weights of another width": (
+        weights_of_another_width,
+        ("the weights do not fit config.json", "model.norm.weight is (16,), not (32,)"),
+    ),
+    "a model config of the wrong kind": (
+        odd_model_config,
+        ("config.json: rope_scaling = 'linear' must be an object",),
+    ),
+    "a prompt the vocabulary does not cover": (
+        ordinary_english,
+        ("train.jsonl, line 15", "cannot encode the text"),
+    ),
+    "a stop token beyond the vocabulary": (
+        lambda lab: rewrite(lab, "max_tokens = 8", "max_tokens = 8\nstop_token_ids = [1, 16]"),
+        ("sampling.stop_token_ids = [16]: the model's ids end at 15",),
+    ),
+    "a reward module larger than its processes": (
+        a_reward_module_too_large,
+        ("verifier.components.ones: ", "MemoryError", "memory_mib = 256, raise it"),
     ),
     "a group of one": (
         lambda lab: rewrite(lab, "group_size = 4", "group_size = 1"),
@@ -141,6 +193,47 @@ def test_what_rests_on_a_faulty_key_is_not_reported_as_well(
     assert problem.startswith("data.answer_colum: unknown key; did you mean")
 
 
+def test_a_prompt_the_vocabulary_does_not_cover_can_be_skipped(
+    own_lab: Lab, headrace: Command
+) -> None:
+    ordinary_english(own_lab)
+
+    ended = headrace("check", own_lab.recipe, "--set", "data.on_bad_row=skip")
+
+    assert ended.status == 0, ended
+    assert "data.train: 1 of 15 rows skipped for a fault" in ended.err
+
+
+def test_a_relative_model_means_the_folder_of_the_recipe_and_is_recorded_absolute(
+    own_lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def prepared(*settings: str) -> PreparedRun:
+        return preflight(check_config(own_lab.recipe, settings)).require()
+
+    beside = prepared("model.path=model")
+    assert beside.model.directory == own_lab.folder / "model"
+    assert beside.config.model.path == str(own_lab.folder / "model")
+    write_model(tmp_path / "here")
+    assert prepared("model.path=here").config.model.path == str(tmp_path / "here")
+    (own_lab.folder / "nano").mkdir()
+    settings = ("model.path=nano", "data.max_prompt_tokens=12", "data.eval=null")
+    assert prepared(*settings).config.model.path == "nano", "a name stays a name"
+
+
+def test_an_absent_model_is_told_both_places_that_were_looked_in(
+    own_lab: Lab, headrace: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    ended = headrace("check", own_lab.recipe, "--set", "model.path=models/mine")
+
+    assert ended.status == 2
+    assert str(tmp_path / "models/mine") in ended.err
+    assert str(own_lab.folder / "models/mine") in ended.err
+
+
 def test_check_of_a_sound_recipe_says_so(lab: Lab, headrace: Command) -> None:
     ended = headrace("check", lab.recipe, "--json")
 
@@ -161,7 +254,7 @@ def test_an_extra_that_is_missing_is_named_with_the_command_that_brings_it(
     ended = headrace("check", own_lab.recipe)
 
     assert ended.status == 2
-    assert 'pip install "headrace[envs]"' in ended.err
+    assert "pip install -c constraints.txt -e '.[envs]'" in ended.err
 
 
 @pytest.mark.parametrize("resume", [False, True])

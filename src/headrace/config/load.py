@@ -32,8 +32,9 @@ def check_config(path: Path, overrides: Sequence[str] = ()) -> CheckedRecipe:
     """
     tree = _read_toml(path)
     problems = [problem for override in overrides for problem in _apply_override(tree, override)]
-    checked = _checked(tree, path.parent.absolute())
-    return replace(checked, problems=(*problems, *checked.problems))
+    folder = path.parent.absolute()
+    checked = _checked(tree, folder)
+    return replace(checked, problems=(*problems, *checked.problems), folder=folder)
 
 
 def parse_config(tree: Tree, *, base: Path | None = None) -> RunConfig:

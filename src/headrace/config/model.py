@@ -11,4 +11,5 @@ class ModelConfig(Section):
     """The policy that training starts from."""
 
     path: str = Field(min_length=1)
-    """A Hugging Face model directory, or a name: ``nano`` (bundled) or one that `fetch` brings."""
+    """A name, ``nano`` (bundled) or one that `fetch` brings, or a Hugging Face model directory; a
+    relative one means the recipe's own folder, or the current one if absent there."""

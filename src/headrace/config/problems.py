@@ -11,6 +11,7 @@ import copy
 import datetime as dt
 import difflib
 import json
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,8 @@ class CheckedRecipe:
     """One line for each fault, in the order of the recipe."""
     faulty: frozenset[Path]
     """Paths of the keys at fault."""
+    folder: pathlib.Path | None = None
+    """Where the recipe lies; relative paths in it are read from there first."""
 
     def knows(self, *path: str) -> bool:
         """Whether neither ``path`` nor anything above or below it is at fault."""

@@ -56,8 +56,8 @@ def _answers(request: Line) -> Iterator[Line]:
         _seed_all(seed)
         rows = reasoning_gym.create_dataset(task, size=request["size"], seed=seed, **options)
     except Exception as error:  # noqa: BLE001 - a package's own code, and any of its errors an answer
-        said = f"options of reasoning_gym task {task} = {options}: {str(error) or type(error).__name__}"
-        yield {"problems": [said]}
+        said = str(error) or type(error).__name__
+        yield {"problems": [f"options of reasoning_gym task {task} = {options}: {said}"]}
         return
     for index in range(request["size"]):
         signal.alarm(request["row_seconds"])

@@ -1,4 +1,4 @@
-"""The JSON files of a Hugging Face model directory, read without torch.
+"""The JSON files and weight headers of a Hugging Face model directory, read without torch.
 
 What `headrace check` needs to know of a model is all in here, and importing torch for it would take
 longer than the check. Sampling options a model carries are reported, never applied.
@@ -11,7 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from headrace.errors import ModelError
+from headrace.models.decoder_config import DecoderConfig
+
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+_HEAD = "lm_head.weight"
+_RECOMPUTED = "rotary_emb.inv_freq"
+"""Old checkpoints store this table; the decoder derives it from the config."""
+_MAX_MISFITS = 20
+"""Tensors that one message lists."""
 
 _NEUTRAL_SAMPLING: Mapping[str, object] = {
     "temperature": 1.0,
@@ -83,3 +95,78 @@ def read_object(path: Path) -> dict[str, Any]:
         msg = f"{path} must hold a JSON object, not a {type(content).__name__}"
         raise ModelError(msg)
     return content
+
+
+def check_weights(directory: Path, config: DecoderConfig) -> None:
+    """Check that the weights in ``directory`` are those that ``config`` needs; reads headers only.
+
+    Raises one ModelError listing every tensor that is missing, unexpected or of another shape, or
+    naming the file that is absent or damaged. Values are not looked at.
+    """
+    expected = config.tensor_shapes()
+    found: set[str] = set()
+    misfits: list[str] = []
+    for path in weight_files(directory):
+        for name, shape in _stored_shapes(path).items():
+            found.add(name)
+            if name in expected and shape != expected[name]:
+                misfits.append(f"{path.name}: {name} is {shape}, not {expected[name]}")
+            elif name not in expected and not _may_be_ignored(name, config):
+                misfits.append(f"{path.name}: {name} is unexpected")
+    misfits.extend(f"{name} is missing" for name in expected if name not in found)
+    if misfits:
+        shown = "; ".join(misfits[:_MAX_MISFITS])
+        hidden = len(misfits) - _MAX_MISFITS
+        more = f"; and {hidden} more" if hidden > 0 else ""
+        msg = f"{directory}: the weights do not fit config.json: {shown}{more}"
+        raise ModelError(msg)
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """Return the files of the weights, in order of name. Raises ModelError if one is not there."""
+    index = directory / INDEX_NAME
+    if index.is_file():
+        names = _indexed_names(index)
+    else:
+        names = [WEIGHTS_NAME] if (directory / WEIGHTS_NAME).is_file() else []
+    if not names:
+        raise ModelError(_no_weights(directory))
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        msg = f"{index} names files that are not there: {', '.join(missing)}; copy them too"
+        raise ModelError(msg)
+    return tuple(directory / name for name in names)
+
+
+def _indexed_names(index: Path) -> list[str]:
+    weight_map = read_object(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        msg = f"{index}: weight_map must be an object of tensor name -> file name; copy it again"
+        raise ModelError(msg)
+    return sorted(set(names))
+
+
+def _no_weights(directory: Path) -> str:
+    others = [*directory.glob("*.bin"), *directory.glob("*.pth"), *directory.glob("*.gguf")]
+    if others:
+        return (
+            f"{directory} holds {others[0].name} but no safetensors, and other formats are not "
+            "read; convert with transformers: "
+            "`AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)`"
+        )
+    return f"{directory} has a config.json but no weights: {WEIGHTS_NAME} or {INDEX_NAME}"
+
+
+def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError) as error:
+        msg = f"{path} is not a whole safetensors file: {error}; download or copy it again"
+        raise ModelError(msg) from error
+
+
+def _may_be_ignored(name: str, config: DecoderConfig) -> bool:
+    if name == _HEAD:
+        return config.tie_word_embeddings
+    return name.endswith(_RECOMPUTED)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.config import CheckedRecipe, FunctionConfig, RunConfig, SourceConfig
+from headrace.config import CheckedRecipe, FunctionConfig, ModelConfig, RunConfig, SourceConfig
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.host import available_memory
-from headrace.models.catalogue import resolve_model
+from headrace.models.catalogue import BUNDLED, FETCHABLE, resolve_model
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.hf_files import ignored_sampling_options, read_hf_config
+from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
 from headrace.types import Message
 from headrace.verifiers import answer_checker, check_function, needs_answer
@@ -55,9 +55,8 @@ class Preflight:
             raise ConfigError(*self.problems)
         assert self.model is not None
         assert self.train is not None
-        return PreparedRun(
-            config=self.recipe.config, model=self.model, train=self.train, eval=self.eval
-        )
+        config = _recorded(self.recipe.config, self.model)
+        return PreparedRun(config=config, model=self.model, train=self.train, eval=self.eval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +75,16 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
     found = Preflight(recipe=recipe, problems=list(recipe.problems))
     if recipe.knows("model"):
         with _collect(found):
-            found.model = _prepare_model(config)
+            found.model = _prepare_model(recipe)
             found.notes += _model_notes(found.model)
             if not recipe.faulty:
                 found.notes += _memory_notes(config, found.model.decoder_config)
-    for component in config.verifier.components.values():
+            found.problems += _stop_problems(recipe, found.model.decoder_config)
+            check_weights(found.model.directory, found.model.decoder_config)
+    for name, component in config.verifier.components.items():
         if isinstance(component, FunctionConfig):
             with _collect(found):
-                check_function(component.path)
+                _check_function(name, component)
     if recipe.knows("data"):
         _load_data(found)
     return found
@@ -97,11 +98,14 @@ def _collect(found: Preflight) -> Iterator[None]:
         found.problems += problems_of(error)
 
 
-def _prepare_model(config: RunConfig) -> PreparedModel:
+def _prepare_model(recipe: CheckedRecipe) -> PreparedModel:
+    named = recipe.config.model.path
+    beside = _beside(recipe.folder, named)
     try:
-        directory = resolve_model(config.model.path)
+        directory = resolve_model(named if beside is None or not beside.is_dir() else str(beside))
     except ModelError as error:
-        msg = f'model.path = "{config.model.path}": {error}'
+        elsewhere = "" if beside is None else f"; nor is there {beside}"
+        msg = f'model.path = "{named}": {error}{elsewhere}'
         raise ConfigError(msg) from error
     hf_config = read_hf_config(directory)
     return PreparedModel(
@@ -110,6 +114,40 @@ def _prepare_model(config: RunConfig) -> PreparedModel:
         decoder_config=DecoderConfig.from_hf(hf_config, origin=f"{directory}/config.json"),
         tokenizer=Tokenizer.load(directory),
     )
+
+
+def _check_function(name: str, component: FunctionConfig) -> None:
+    """Import the reward function within the limits that it will have."""
+    try:
+        check_function(component.path, memory_mib=component.memory_mib)
+    except ConfigError as error:
+        limit = f"its processes have memory_mib = {component.memory_mib}"
+        hint = f"; {limit}, raise it" if "MemoryError" in str(error) else ""
+        where = f"verifier.components.{name}"
+        raise ConfigError(*(f"{where}: {problem}{hint}" for problem in error.problems)) from error
+
+
+def _beside(folder: Path | None, named: str) -> Path | None:
+    """Return the directory of the recipe's ``folder`` that may be meant; None for a known name."""
+    is_name = named in BUNDLED or named in FETCHABLE
+    return None if is_name or folder is None else folder / Path(named).expanduser()
+
+
+def _recorded(config: RunConfig, model: PreparedModel) -> RunConfig:
+    """Return ``config`` with a model that means the same from every directory."""
+    if config.model.path in BUNDLED or config.model.path in FETCHABLE:
+        return config
+    return config.model_copy(update={"model": ModelConfig(path=str(model.directory))})
+
+
+def _stop_problems(recipe: CheckedRecipe, decoder: DecoderConfig) -> Iterator[str]:
+    """Name the stop tokens that the model can never sample."""
+    config, size = recipe.config, decoder.vocab_size
+    sections = {"sampling": config.sampling, "eval.sampling": config.eval.sampling}
+    for name, sampling in sections.items():
+        beyond = [i for i in (sampling.stop_token_ids if sampling else ()) if i >= size]
+        if beyond:
+            yield f"{name}.stop_token_ids = {beyond}: the model's ids end at {size - 1}"
 
 
 def _model_notes(model: PreparedModel) -> Iterator[str]:
