@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab import Command, Lab
+from lab import Command, Lab, write_model
 
 from headrace.cli.train import _default_directory, _how_to_resume
 
@@ -137,3 +137,59 @@ def test_resuming_without_an_output_takes_the_run_that_was_written_last(
     assert _default_directory("tiny", resume=True) == Path("runs/tiny"), "a report is no run"
     Path("runs/tiny-4").mkdir()
     assert _default_directory("tiny", resume=True) == Path("runs/tiny"), "an empty one holds none"
+
+
+def test_eval_refuses_an_output_without_a_directory_before_any_work(
+    lab: Lab, headrace: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.runtime.evaluation.evaluate_model", None)
+    output = lab.folder / "nowhere" / "rollouts.parquet"
+
+    ended = headrace("eval", lab.recipe, "--model", lab.folder / "model", "--output", output)
+
+    assert ended.status == 2, ended
+    assert f"--output {output}: no directory {output.parent}" in ended.err
+
+
+def test_eval_finds_its_model_from_where_it_is_called_and_says_what_train_says(
+    own_lab: Lab, headrace: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model", seed=3)
+    (own_lab.folder / "model/model.safetensors").unlink()
+    options = {"temperature": 0.6}
+    (tmp_path / "model/generation_config.json").write_text(json.dumps(options), encoding="utf-8")
+    output = tmp_path / "rollouts.parquet"
+
+    ended = headrace("eval", own_lab.recipe, "--model", "model", "--output", output, "--json")
+
+    assert ended.status == 0, ended
+    assert "eval/greedy/pass_at_1" in json.loads(ended.out)["metrics"]
+    assert "note: generation_config.json of the model sets temperature = 0.6" in ended.err
+    assert output.is_file()
+
+
+def test_eval_prints_what_it_measured_even_if_the_rollouts_cannot_be_written(
+    lab: Lab, headrace: Command, tmp_path: Path
+) -> None:
+    output = tmp_path / "taken.parquet"
+    (tmp_path / ".taken.parquet.partial").mkdir()
+
+    ended = headrace("eval", lab.recipe, "--model", lab.folder / "model", "--output", output)
+
+    assert ended.status == 1, ended
+    assert "eval/greedy/pass_at_1" in ended.out
+    assert f"{output} cannot be written" in ended.err
+
+
+def test_eval_in_which_nothing_could_be_scored_fails_with_the_reason(
+    own_lab: Lab, headrace: Command
+) -> None:
+    source = "def share_of_ones(prompt, completion, answer, metadata):\n    return None\n"
+    (own_lab.folder / "reward.py").write_text(source, encoding="utf-8")
+
+    ended = headrace("eval", own_lab.recipe, "--model", own_lab.folder / "model", "--json")
+
+    assert ended.status == 1, ended
+    assert "none of the 9 rollouts could be scored" in ended.err
+    assert "ones: " in ended.err

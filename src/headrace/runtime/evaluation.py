@@ -5,35 +5,38 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from headrace.controller import evaluate_prompts
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, VerifierFailure
 from headrace.models.checkpoint import load_decoder
-from headrace.monitors import write_rollouts
 from headrace.runtime.local import build_generator, evaluation_plan
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
+from headrace.types import RolloutGroup, Verdict
 from headrace.verifiers import build_verifier
 from headrace.weight_sync import MemoryWeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """Held-out metrics and the sampling they were measured with."""
+    """Held-out metrics, the sampling they were measured with, and what they were measured on."""
 
     metrics: Mapping[str, float]
     sampling: Mapping[str, object]
+    groups: Sequence[RolloutGroup]
 
 
-async def evaluate_model(prepared: PreparedRun, rollouts: Path | None = None) -> EvaluationResult:
-    """Measure ``prepared``'s model on its held-out prompts; write the rollouts if asked to."""
+async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
+    """Measure ``prepared``'s model on its held-out prompts.
+
+    Raises ConfigError if there are none, VerifierFailure if no rollout could be scored.
+    """
     plan = evaluation_plan(prepared)
     if plan is None:
         msg = "data.eval: missing; an evaluation needs held-out prompts"
@@ -54,7 +57,13 @@ async def evaluate_model(prepared: PreparedRun, rollouts: Path | None = None) ->
         stack.push_async_callback(verifier.close)
         await MemoryWeightSync(export, [generator]).publish(0)
         groups, metrics = await evaluate_prompts(plan, generator, verifier, config.seed)
-    if rollouts is not None:
-        write_rollouts(rollouts, groups)
+    _require_scores([verdict for group in groups for verdict in group.verdicts or ()])
     sampling = {str(mode): dataclasses.asdict(params) for mode, (_, params) in plan.modes.items()}
-    return EvaluationResult(metrics=metrics, sampling=sampling)
+    return EvaluationResult(metrics=metrics, sampling=sampling, groups=groups)
+
+
+def _require_scores(verdicts: Sequence[Verdict]) -> None:
+    if all(verdict.reward is None for verdict in verdicts):
+        first = f"; the first: {verdicts[0].detail}" if verdicts else ""
+        msg = f"none of the {len(verdicts)} rollouts could be scored{first}"
+        raise VerifierFailure(msg)
