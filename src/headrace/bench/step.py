@@ -60,7 +60,7 @@ def require_trl() -> None:
     if missing:
         msg = (
             f"bench step --against trl: {', '.join(missing)} not installed; "
-            'run `pip install "headrace[trl]"`'
+            "run `pip install -c constraints.txt -e '.[trl]'` in the source folder"
         )
         raise ConfigError(msg)
 

@@ -59,7 +59,7 @@ def _require_package() -> None:
 def _not_imported(reason: str) -> NoReturn:
     msg = (
         f'type = "reasoning_gym": the package cannot be imported ({reason}); '
-        "run pip install -c constraints.txt -e '.[envs]'"
+        "run `pip install -c constraints.txt -e '.[envs]'` in headrace's source folder"
     )
     raise ConfigError(msg)
 

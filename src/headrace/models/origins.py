@@ -147,8 +147,8 @@ def _check_pypi() -> None:
     missing = [name for name in _EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
         msg = (
-            f"converting needs {', '.join(missing)}; run `pip install 'headrace[fetch]'` "
-            "in an environment that has pip"
+            f"converting needs {', '.join(missing)}; in headrace's source folder, with an "
+            "environment that has pip, run `pip install -c constraints.txt -e '.[fetch]'`"
         )
         raise ModelError(msg)
 

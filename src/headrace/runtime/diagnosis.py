@@ -103,7 +103,7 @@ def _package(name: str, extra: str, purpose: str) -> Finding:
             name=name,
             present=False,
             detail=f"not installed: {purpose}",
-            remedy=f'pip install "headrace[{extra}]"',
+            remedy=f"pip install -c constraints.txt -e '.[{extra}]' in the source folder",
         )
     return Finding(name=name, present=True, detail=version)
 

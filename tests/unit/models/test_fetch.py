@@ -197,7 +197,9 @@ def test_missing_converters_are_named_with_the_command_that_brings_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(real_origins, "_EXTRAS", ("json", "no_such_converter"))
-    with pytest.raises(ModelError, match=r"needs no_such_converter; run `pip install 'headrace"):
+    with pytest.raises(
+        ModelError, match=r"needs no_such_converter; .*`pip install .*'\.\[fetch\]'`"
+    ):
         real_origins._check_pypi()
 
 
