@@ -178,6 +178,17 @@ def test_check_lists_faults_of_every_kind_at_once(own_lab: Lab, headrace: Comman
         assert text in told
 
 
+def test_a_stop_token_beyond_every_number_is_one_fault_and_not_two(
+    own_lab: Lab, headrace: Command
+) -> None:
+    setting = "sampling.stop_token_ids=[99999999999999999999]"
+
+    ended = headrace("check", own_lab.recipe, "--set", setting, "--json")
+
+    (problem,) = json.loads(ended.out)["problems"]
+    assert problem.endswith("no whole number here may lie beyond 2^64")
+
+
 def test_what_rests_on_a_faulty_key_is_not_reported_as_well(
     own_lab: Lab, headrace: Command
 ) -> None:

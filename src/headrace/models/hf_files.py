@@ -88,8 +88,11 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in ``path``. Raises ModelError naming the file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         msg = f"{path} is not valid JSON: {error}"
+        raise ModelError(msg) from error
+    except OSError as error:
+        msg = f"{path} cannot be read: {error}"
         raise ModelError(msg) from error
     if not isinstance(content, dict):
         msg = f"{path} must hold a JSON object, not a {type(content).__name__}"

@@ -187,12 +187,27 @@ def _read_chat_template(directory: Path, settings: Mapping[str, Any]) -> str | N
     """Return the default template, from whichever of the three places carries it."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"{path} cannot be read: {error}; save it as UTF-8"
+            raise ModelError(msg) from error
     legacy = _read_json(directory / "chat_template.json").get("chat_template")
     template = settings.get("chat_template", legacy)
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        template = _default_template(template, directory)
     return template if isinstance(template, str) else None
+
+
+def _default_template(entries: Sequence[object], directory: Path) -> object:
+    try:
+        return {entry["name"]: entry["template"] for entry in entries}.get("default")  # type: ignore[index]
+    except (TypeError, KeyError) as error:
+        msg = (
+            f"chat_template of {directory} must be text or a list of "
+            '{"name": "default", "template": text}'
+        )
+        raise ModelError(msg) from error
 
 
 def _eos_token_ids(

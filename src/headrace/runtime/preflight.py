@@ -146,7 +146,7 @@ def _stop_problems(recipe: CheckedRecipe, decoder: DecoderConfig) -> Iterator[st
     sections = {"sampling": config.sampling, "eval.sampling": config.eval.sampling}
     for name, sampling in sections.items():
         beyond = [i for i in (sampling.stop_token_ids if sampling else ()) if i >= size]
-        if beyond:
+        if beyond and recipe.knows(*name.split("."), "stop_token_ids"):
             yield f"{name}.stop_token_ids = {beyond}: the model's ids end at {size - 1}"
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from headrace.errors import ModelError
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.hf_files import check_weights
+from headrace.models.hf_files import check_weights, read_hf_config
 
 CONFIG = DecoderConfig.from_hf(
     {
@@ -116,3 +116,21 @@ def test_reading_the_headers_takes_no_torch(tmp_path: Path) -> None:
         "sys.exit(2)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_config_that_cannot_be_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ModelError, match=r"config\.json cannot be read: .*Permission denied"):
+        read_hf_config(tmp_path)
+
+
+def test_a_config_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
+        read_hf_config(tmp_path)

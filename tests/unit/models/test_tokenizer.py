@@ -201,3 +201,18 @@ def test_a_text_the_vocabulary_does_not_cover_is_a_model_error(tmp_path: Path) -
     assert tokenizer.encode("a") == (0,)
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot encode .*Missing \[UNK\]"):
         tokenizer.encode("b")
+
+
+@pytest.mark.parametrize("template", [["default"], [{"name": "default"}]])
+def test_a_list_of_templates_of_another_form_is_a_model_error(
+    template: object, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"chat_template .* must be text or a list of"):
+        Tokenizer.load(_write(tmp_path, chat_template=template))
+
+
+def test_a_template_file_that_is_not_utf_8_is_a_model_error(tmp_path: Path) -> None:
+    _write(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja cannot be read"):
+        Tokenizer.load(tmp_path)
