@@ -1,22 +1,28 @@
-r"""The worker's side of `math`: math-verify reads both answers, and this decides if they are equal.
+r"""The worker's side of `math`: both answers are parsed, and this decides if they are equal.
 
-Owns: two numbers are equal only if they agree to 30 significant digits. math-verify 0.9 compares
-differences with 0 at 15 decimals, so that ``1/2^{98}`` equals ``1/2^{99}``, and rounds decimals, so
-that ``3.14159265`` equals pi. Runs only in a process that may be killed: nothing in here has a
-time limit of its own. It has no say over size: `math_text` refused what is too big.
+Owns: two numbers are equal only if they agree to 30 significant digits, and two letters only if
+they are of one case. math-verify 0.9 compares differences with 0 at 15 decimals, so that
+``1/2^{98}`` equals ``1/2^{99}``, rounds decimals, so that ``3.14159265`` equals pi, and has its
+parser (latex2sympy2_extended) turn ``R`` into ``r``: so the parser is called directly.
+Runs only in a process that may be killed: nothing in here has a time limit of its own. It has no
+say over size: `math_text` refused what is too big.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import math_verify
 import sympy  # type: ignore[import-untyped]  # it has no types
-from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]  # it has no types
+from latex2sympy2_extended import (  # type: ignore[import-untyped]  # it has no types
+    NormalizationConfig,
+    latex2sympy,
+)
+from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped]  # it has no types
+    ConversionConfig,
+)
 from latex2sympy2_extended.logic import And as LatexAnd  # type: ignore[import-untyped]  # it has no types
 from sympy import And, Basic, Eq, Expr, FiniteSet, Float, Interval, MatrixBase, Rational, Set, Tuple
 from sympy.core.relational import Relational  # type: ignore[import-untyped]  # it has no types
@@ -29,24 +35,18 @@ _SAMPLES = tuple(Rational(*pair) for pair in ((37, 29), (-53, 31), (113, 17), (-
 """Where expressions with variables are compared: no round numbers, both signs, small and large."""
 _MIN_COMMON_POINTS = 2
 _CONDITIONS = (Relational, And, LatexAnd)
-_EXTRACTION = (
-    math_verify.LatexExtractionConfig(
-        normalization_config=NormalizationConfig(
-            basic_latex=True,
-            units=False,
-            malformed_operators=True,
-            nits=False,
-            boxed="none",
-            equations=False,
-        ),
-        boxed_match_priority=-1,
-    ),
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=False,
+    boxed="none",
+    equations=False,
 )
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+_BINDERS = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
 
 Value = Any  # sympy has no types of its own: an Expr, a Set, a Relational, a MatrixBase, ...
-
-# math-verify warns that it was told to do without SIGALRM. That is the point.
-logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 
 def handle(job: frames.Message) -> frames.Message:
@@ -72,25 +72,46 @@ def handle(job: frames.Message) -> frames.Message:
 @lru_cache(maxsize=256)
 def _read(latex: str) -> Value | None:
     """Return what ``latex`` says, decimals as fractions; None for what is invalid or unreadable."""
-    found = math_verify.parse(
-        f"${latex}$",
-        extraction_config=_EXTRACTION,
-        fallback_mode="no_fallback",
-        extraction_mode="first_match",
-        parsing_timeout=None,
-    )
-    if not found or isinstance(found[0], str):
+    value = _parsed(latex, is_real=True)
+    if not isinstance(value, Basic | MatrixBase):
         return None
-    value = found[0]
-    if isinstance(value, Basic):
-        value = value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)})
-        if value.has(sympy.nan, sympy.zoo):
-            return None
-    return value
+    if _I in value.free_symbols and not value.has(*_BINDERS):
+        value = _with_imaginary_unit(_parsed(latex, is_real=None))
+    value = value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)})
+    return None if value.has(sympy.nan, sympy.zoo) else value
+
+
+def _parsed(latex: str, *, is_real: bool | None) -> Value | None:
+    """Return what the parser makes of ``latex``; None where it cannot read it."""
+    try:
+        return latex2sympy(
+            latex,
+            is_real=is_real,
+            normalization_config=_NORMALIZATION,
+            conversion_config=_CONVERSION,
+        )
+    except MemoryError:
+        raise
+    # The parser raises plain Exception for bad syntax, and anything at all on odd input.
+    except Exception:  # noqa: BLE001 - see the line above
+        return None
+
+
+_I = sympy.Symbol("i", real=True)
+
+
+def _with_imaginary_unit(value: Value) -> Value:
+    """Read the letter i as the imaginary unit; the other variables are real."""
+    names = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in value.free_symbols}
+    return value.xreplace(
+        {symbol: sympy.I if symbol.name == "i" else real for symbol, real in names.items()}
+    )
 
 
 def equal(gold: Value, answer: Value) -> bool:
     """Return whether two readings are of one kind and mean the same."""
+    if isinstance(gold, Eq) and isinstance(answer, Eq):
+        return _same_equation(gold, answer)
     gold, answer = _without_name(gold), _without_name(answer)
     if isinstance(gold, Set) and isinstance(answer, _CONDITIONS):
         answer = answer.as_set()
@@ -116,6 +137,27 @@ def _without_name(value: Value) -> Value:
     if named or (not left.free_symbols and not isinstance(right, Eq) and equal(left, right)):
         return right
     return value
+
+
+def _same_equation(gold: Eq, answer: Eq) -> bool:
+    """Return whether two equations hold for the same values, or give one name the same value.
+
+    ``y = 2x + 1`` is ``y - 2x - 1 = 0``, ``f(x) = 2x`` is ``y = 2x``; ``y = 5`` is not ``x = 5``.
+    """
+    value, other = _without_name(gold), _without_name(answer)
+    both_named = value is not gold and other is not answer
+    if both_named and (gold.lhs == answer.lhs or _is_same_label(gold, answer)):
+        return equal(value, other)
+    sides = (gold.lhs, gold.rhs, answer.lhs, answer.rhs)
+    return all(isinstance(side, Expr) for side in sides) and _same_relation(gold, answer)
+
+
+def _is_same_label(gold: Eq, answer: Eq) -> bool:
+    """Whether the left sides are but a label: ``f(x)`` and ``y``; ``X`` and ``x`` of a number."""
+    if not (gold.lhs.is_Symbol and answer.lhs.is_Symbol):
+        return True
+    same_letter = gold.lhs.name.casefold() == answer.lhs.name.casefold()
+    return same_letter and not gold.rhs.free_symbols and not answer.rhs.free_symbols
 
 
 def same_expression(gold: Expr, answer: Expr) -> bool:
@@ -216,7 +258,8 @@ def _same_relation(gold: Relational, answer: Relational) -> bool:
     if left.free_symbols != right.free_symbols:
         return False
     ratio = sympy.simplify(right / left)
-    return bool(ratio.is_number and ratio != 0 and (isinstance(gold, Eq) or ratio.is_positive))
+    is_factor = ratio.is_number and ratio.is_finite and ratio != 0
+    return bool(is_factor and (isinstance(gold, Eq) or ratio.is_positive))
 
 
 def _same_conjunction(gold: Basic, answer: Basic) -> bool:

@@ -17,7 +17,7 @@ from headrace.verifiers.component import (
     shown,
     unscored,
 )
-from headrace.verifiers.math_spelling import Spelling, spell
+from headrace.verifiers.math_spelling import Spelling, same_words, spell
 from headrace.verifiers.math_text import find_answer, has_loops, over_cap
 from headrace.verifiers.numbers import parse_number
 from headrace.verifiers.process_pool import ProcessPool, ReplyStatus, WorkerSpec
@@ -49,7 +49,7 @@ class MathComponent:
         refused = over_cap(text, loops_allowed=has_loops(prompt.answer))
         if refused is not None:
             return _wrong(f"refused: {refused}")
-        answer = spell(text)
+        answer = spell(text, has_unit=gold.unit != "")
         settled = _settled(gold, answer)
         if answer is None or settled is not None:
             return right_or_wrong(right=bool(settled), detail=what)
@@ -95,10 +95,10 @@ def _settled(gold: Spelling, answer: Spelling | None) -> bool | None:
     """Return the verdict where text alone decides, or None where algebra must."""
     if answer is None:
         return False
-    if gold.words is not None or answer.words is not None:
-        return gold.words == answer.words
     if answer.unit not in {"", gold.unit} and gold.unit:
         return False
+    if gold.words is not None or answer.words is not None:
+        return same_words(gold, answer)
     if answer.has_alternatives and not gold.is_list:
         return False
     left, right = parse_number(gold.latex), parse_number(answer.latex)

@@ -36,6 +36,146 @@ MARKUP = [
 ]
 
 
+SAME = [
+    # choices and words
+    (r"\text{A}", "A"),
+    (r"\text{A}", "(A)"),
+    (r"\text{(A)}", "A"),
+    ("A", r"\boxed{\text{(A)}}"),
+    ("A", r"\boxed{\textbf{(A)}}"),
+    ("A", r"\boxed{(\text{A})}"),
+    ("A", "The answer is **A**."),
+    ("A", "The answer is (A)."),
+    ("A", "x = A"),
+    (r"\text{No}", "No"),
+    ("No", r"\boxed{\text{No}}"),
+    ("no", "No"),
+    (r"\text{Al}", "Al"),
+    (r"\text{12}", "12"),
+    ("12", r"\boxed{\text{12}}"),
+    ("12", r"\boxed{\mathrm{12}}"),
+    (r"\text{12 cm}", "12 cm"),
+    (r"\text{x+1}", "1+x"),
+    ("ab", "ba"),
+    ("x - y", "-y + x"),
+    # equations
+    ("y=2x+1", "y-2x-1=0"),
+    ("y-2x-1=0", "y=2x+1"),
+    ("x+y=3", "y=3-x"),
+    ("y=3-x", "2x+2y=6"),
+    ("y=2x+1", "2x+1"),
+    ("f(x)=2x", "y=2x"),
+    ("x=5", "X=5"),
+    ("x=5", "2x=10"),
+    ("1,2", "x=2, x=1"),
+    # spellings
+    ("3 1/2", "7/2"),
+    ("7/2", "3 1/2"),
+    ("-7/2", "-3 1/2"),
+    ("3.5", r"3\frac{1}{2}"),
+    (r"\frac 1 2", "1/2"),
+    ("1/2", r"\frac12"),
+    ("I", r"\boxed{\frac{2I}{2}}"),
+    ("RI", "IR"),
+    (r"2\Gamma", r"\Gamma+\Gamma"),
+    (r"\Gamma(5)", "24"),
+    ("1/2", r"\dfrac 1{2}"),
+    (r"\log_2 8", "3"),
+    ("3", r"\log_28"),
+    ("3", r"\log_{2} 8"),
+    ("3", "log_2(8)"),
+    (r"\emptyset", r"\varnothing"),
+    (r"\varnothing", "\u2205"),
+    (r"\emptyset", r"\{\}"),
+    ("i^2", "-1"),
+    ("-1", "i^2"),
+    ("3+4i", "4i+3"),
+    ("x^2+1", "(x+i)(x-i)"),
+    (r"\begin{pmatrix}0.5\\1\end{pmatrix}", r"\begin{pmatrix}1/2\\1\end{pmatrix}"),
+    ("-4", "\u20134"),
+    ("12:30", "12 : 30"),
+    (r"3:2", r"\boxed{3\colon 2}"),
+    # units
+    ("9.8 m/s^2", "9.8"),
+    ("9.8", "9.8 m/s^2"),
+    ("9.8 m/s^2", r"\boxed{9.8\text{ m/s}^2}"),
+    ("9.8 m/s^2", r"\boxed{9.8\,\mathrm{m/s^2}}"),
+    ("9.8 m/s^2", "9.8 m/s^{2}"),
+    ("9.8 m/s^2", "9.8m/s^2"),
+    ("60 km/h", "60 kilometers per hour"),
+    ("5 m", "5m"),
+    ("5 kg", "5 Kg"),
+    ("5 kg", "5 kgs"),
+    ("5 cm", "5 centimeters"),
+    ("5 cm^2", "5 square centimeters"),
+    ("5 apples", "5 Apple"),
+    ("5 in", "5 inches"),
+    ("101_2", "101_{2}"),
+    ("101_2", "101"),
+    ("I_0", "I_0"),
+    (r"\mathbb{Z}", r"\mathbb{Z}"),
+]
+
+DIFFERENT = [
+    (r"\text{A}", "B"),
+    ("A", "(B)"),
+    ("A", "a"),
+    ("A", "A or B"),
+    ("A", "AB"),
+    ("no", "on"),
+    ("No", r"\boxed{\text{on}}"),
+    (r"\text{Al}", "lA"),
+    (r"\text{12}", "21"),
+    ("5 m", "5 ms"),
+    ("5 ms", "5 m"),
+    ("5 MW", "5 mW"),
+    ("5 MJ", "5 mJ"),
+    ("5 Mm", "5 mm"),
+    ("9.8 m/s^2", "9.8 m/s"),
+    ("9.8 m/s^2", "9.8 s/m^2"),
+    ("2m/s", "2"),
+    (r"\frac{R}{r}", "1"),
+    ("1", r"\boxed{\frac{R}{r}}"),
+    ("a^2", "aA"),
+    ("aA", "a^2"),
+    ("x", "X"),
+    (r"\theta", r"\boxed{\Theta}"),
+    (r"\pi", r"\boxed{\Pi}"),
+    (r"\gamma", r"\boxed{\Gamma}"),
+    ("I", "i"),
+    ("2I", "2i"),
+    ("2E", "2e"),
+    ("n_1", "N_1"),
+    ("I_0", "I"),
+    ("I_0", "i_0"),
+    ("101_2", "101_3"),
+    ("5", "101_2"),
+    ("RI", "Ri"),
+    ("P(a)", "P(A)"),
+    ("12:30", "12/30"),
+    ("12/30", "12:30"),
+    ("12:30", "24:60"),
+    ("y=2x+1", "y=2x-1"),
+    ("y=2x+1", "y-2x+1=0"),
+    ("y=5", "x=5"),
+    ("y=2x+1", "x=2y+1"),
+    ("x+y=3", "3"),
+    ("x+y=3", "y=3"),
+    ("x=x", "y=1"),
+    ("2", "3 1/2"),
+    ("3/2", "3 1/2"),
+    ("11/2", "3 5/2"),
+    ("1/2", r"\boxed{\frac 1 23}"),
+    ("1/23", r"\boxed{\frac123}"),
+    ("8", r"\boxed{\log_2 8}"),
+    (r"\emptyset", r"\boxed{0}"),
+    ("i^2", "1"),
+    ("3+4i", "3-4i"),
+    ("x^2-1", "(x+i)(x-i)"),
+    ("4", "\u20134"),
+]
+
+
 @pytest.fixture(scope="module")
 def grader() -> Iterator[MathComponent]:
     # The deadline is far above what one answer takes: a busy machine changes nothing.
@@ -69,3 +209,17 @@ def test_markup_that_is_not_closed_or_not_around_one_answer_is_no_answer(
 def test_the_answer_of_a_huge_line_takes_no_time() -> None:
     assert find_answer("answer: " + "**a " * 100_000, "answer") is not None
     assert find_answer("**a " * 100_000, "answer") is not None
+
+
+@pytest.mark.parametrize(("gold", "completion"), SAME)
+def test_the_same_answer_in_another_spelling_is_right(
+    grader: MathComponent, gold: str, completion: str
+) -> None:
+    assert reward(grader, gold, completion) == 1.0
+
+
+@pytest.mark.parametrize(("gold", "completion"), DIFFERENT)
+def test_an_answer_that_only_looks_the_same_is_wrong(
+    grader: MathComponent, gold: str, completion: str
+) -> None:
+    assert reward(grader, gold, completion) == 0.0
