@@ -165,7 +165,7 @@ def _peel_end(text: str) -> tuple[str, list[str], list[str]]:
         text = text.rstrip()
         if tag := _CLOSING_TAG.search(text):
             text = text[: tag.start()]
-        elif text.endswith((".", "!")):
+        elif text.endswith((".", "!")) and not text.endswith(".."):
             text = text[:-1]
         elif bracket := next((pair for pair in _BRACKETS if text.endswith(pair[0])), None):
             text = text.removesuffix(bracket[0])

@@ -45,6 +45,10 @@ _EMPTY_SET = re.compile(r"\\varnothing(?![A-Za-z])")
 # The parser takes a capital gamma for the constant of the small one, and I for the root of -1.
 _CAPITAL_GAMMA = re.compile(r"\\Gamma(?![A-Za-z])(?!\s*(?:\\left\s*)?\()")
 _CAPITAL_I = re.compile(r"(\\[A-Za-z]+(?:\s*\{I\})?)|I")
+# The parser drops dots, so that 0.3... would be 0.3, and quotes, so that f' would be f.
+_DOTS = re.compile(r"\.\s*\.|\u2026|\\[lc]?dots(?:[cb])?(?![A-Za-z])")
+_PRIMES = re.compile(r"(?<=[A-Za-z])\s*('+)")
+_MARKS_OF_NUMBER = re.compile(r"[\d)}\]]\s*['\"\u2032\u2033]|[\u2032\u2033]")
 _LOG_BASE = re.compile(r"\\log\s*_\s*([0-9A-Za-z])\s*")
 # In TeX "\\frac123" is 3/2; the parser says 1/23. Only what both read alike is rewritten.
 _FRACTION_OF_DIGITS = re.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)(?!\s*\d)")
@@ -69,6 +73,7 @@ _ALTERNATIVES = re.compile(
     r"\\(?:text|mathrm)\s*\{\s*,?\s*(?:or|and)\s*\}|(?<![A-Za-z])(?:or|and)(?![A-Za-z])"
 )
 _ADJACENT_NUMBERS = re.compile(r"(?<![\d.,])(\d+(?:\.\d+)?)\s+(?=[\d.])")
+_MISREAD = (_ADJACENT_NUMBERS, _BARE_FRACTION, _MARKS_OF_NUMBER)
 _PLAIN_WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]+(?:['-][A-Za-z]+|\s+[A-Za-z]+)*")
 _SHORT_WORDS = frozenset(("no", "on", "ok", "up", "so", "if", "or", "of"))
 """Two letters that are a word, and hardly a product."""
@@ -148,6 +153,8 @@ def spell(text: str, *, has_unit: bool = False) -> Spelling | None:
 
     ``has_unit``: the expected answer has a unit, so that the ``m`` of ``5m`` is one, too.
     """
+    if _DOTS.search(text):
+        return None
     text = _unwrap(text)
     only = _TEXT.fullmatch(text)
     if only and not _WORDY.fullmatch(only[1]):
@@ -166,7 +173,7 @@ def spell(text: str, *, has_unit: bool = False) -> Spelling | None:
         return Spelling(latex="", unit=unit, words="".join(text.split()))
     listed = _ALTERNATIVES.sub(" , ", text)
     has_alternatives = listed != text
-    if not listed.strip() or _ADJACENT_NUMBERS.search(listed) or _BARE_FRACTION.search(listed):
+    if not listed.strip() or any(shape.search(listed) for shape in _MISREAD):
         return None
     without_groups = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", listed)
     return Spelling(
@@ -227,6 +234,7 @@ def _rewrite(text: str) -> str:
     text = _FUNCTION.sub(r"\\\1 ", text)
     text = _EMPTY_SET.sub(r"\\emptyset ", text.replace("\\colon", ":"))
     text = _CAPITAL_GAMMA.sub(r"\\mathit{GAMMA}", text)
+    text = _PRIMES.sub(lambda match: f"_{{{'prime' * len(match[1])}}}", text)
     text = _CAPITAL_I.sub(lambda match: match[1] or "\\mathit{I}", text)
     text = _LOG_BASE.sub(r"\\log_{\1} ", text)
     text = _FRACTION_OF_DIGIT.sub(r"\\frac{\1}{", text)

@@ -1,7 +1,8 @@
 """The weighted sum of components: the one Verifier a run has.
 
 Owns: a reward is the whole sum or None, never a part of it; a cut-off completion is 0 where the
-component requires a stop; every component's own reward is kept. Stops the run when too many
+component requires a stop; every component's own reward is kept; whether a rollout passed is decided
+here alone, and told as `Outcome.PASS`, which is what everyone else counts. Stops the run when too many
 rollouts in a row could not be scored. What a completion is worth is decided in the components.
 """
 
@@ -19,7 +20,8 @@ from headrace.types import MAX_REWARD, FinishReason, Outcome, Prompt, Rollout, R
 from headrace.verifiers.component import Component, Score
 
 _LOG = logging.getLogger(__name__)
-_ROUNDING = 1e-9  # 0.1 + 0.2 + 0.7 reaches a threshold of 1
+_ROUNDING = 1e-9
+"""0.1 + 0.2 + 0.7 reaches a threshold of 1: nobody else may compare a reward with it."""
 _WORST_FIRST = (
     Outcome.INFRA,
     Outcome.VIOLATION,

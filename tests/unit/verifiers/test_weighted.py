@@ -102,6 +102,22 @@ def test_a_sum_that_rounds_below_the_threshold_still_reaches_it() -> None:
 
 @pytest.mark.parametrize(
     ("text", "outcome"),
+    [
+        ("1", Outcome.PASS),
+        ("0.9999999999", Outcome.PASS),
+        ("0.99999999", Outcome.WRONG),
+        ("1.5", Outcome.PASS),
+        ("-1", Outcome.WRONG),
+    ],
+)
+def test_the_outcome_alone_says_whether_the_threshold_was_reached(
+    text: str, outcome: Outcome
+) -> None:
+    assert score(verifier((Scripted(), 1.0)), group(text))[0].outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
     [("broken", Outcome.RUNTIME), ("none", Outcome.ABSTAIN), ("infra", Outcome.INFRA)],
 )
 def test_a_component_without_a_reward_leaves_the_whole_rollout_unscored(
