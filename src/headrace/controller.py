@@ -65,7 +65,6 @@ class EvaluationPlan:
     modes: Mapping[EvaluationMode, tuple[int, SamplingParams]]
     """Mode -> rollouts of each prompt and how they are sampled."""
     pass_at_k: tuple[int, ...]
-    pass_threshold: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,7 +449,7 @@ async def evaluate_prompts(
         ]
         scored = await _generate_and_score(requests, generator, verifier)
         pass_at_k = (1,) if mode == "greedy" else plan.pass_at_k
-        metrics |= evaluation_metrics(scored, mode, pass_at_k, plan.pass_threshold)
+        metrics |= evaluation_metrics(scored, mode, pass_at_k)
         groups += scored
     return groups, metrics
 

@@ -359,7 +359,6 @@ def evaluation_plan(*, every: int, num_prompts: int = 2) -> EvaluationPlan:
         every=every,
         modes={"greedy": (1, greedy), "sampled": (4, sampled)},
         pass_at_k=(1, 4),
-        pass_threshold=1.0,
     )
 
 

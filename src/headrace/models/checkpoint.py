@@ -23,15 +23,16 @@ from torch.overrides import TorchFunctionMode
 from headrace.errors import CheckpointError, ModelError
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.hf_files import read_hf_config, read_object
+from headrace.models.hf_files import (
+    INDEX_NAME,
+    WEIGHTS_NAME,
+    check_weights,
+    read_hf_config,
+    weight_files,
+)
 from headrace.models.tokenizer import copy_tokenizer_files
 
-WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
-
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_RECOMPUTED = "rotary_emb.inv_freq"
-"""Old checkpoints store this table; the decoder derives it from the config."""
 
 
 def load_decoder(
@@ -45,10 +46,12 @@ def load_decoder(
     in safetensors format, and any tensor that is missing, unexpected or of another shape.
     """
     config = DecoderConfig.from_hf(read_hf_config(directory), origin=f"{directory}/config.json")
-    files = _weight_files(directory)
+    check_weights(directory, config)
+    files = weight_files(directory)
+    if config.tie_word_embeddings:
+        _check_tie(files, directory)
     with _NoInitialisation():
         decoder = Decoder(config)
-    _check_tensors(decoder, files, directory)
     _allocate(decoder, dtype, device)
     decoder.model.fill_rope(config)
     _copy_tensors(decoder, files)
@@ -110,82 +113,18 @@ def _allocate(decoder: Decoder, dtype: torch.dtype, device: torch.device | str) 
             module.register_parameter(name, nn.Parameter(memory))
 
 
-def _weight_files(directory: Path) -> tuple[Path, ...]:
-    """Return the files of the weights, in order of name."""
-    index = directory / INDEX_NAME
-    if index.is_file():
-        names = sorted(set(read_object(index).get("weight_map", {}).values()))
-    else:
-        names = [WEIGHTS_NAME] if (directory / WEIGHTS_NAME).is_file() else []
-    if not names:
-        raise ModelError(_no_weights(directory))
-    if missing := [name for name in names if not (directory / name).is_file()]:
-        msg = f"{index} names files that are not there: {', '.join(missing)}; copy them too"
-        raise ModelError(msg)
-    return tuple(directory / name for name in names)
-
-
-def _no_weights(directory: Path) -> str:
-    others = [*directory.glob("*.bin"), *directory.glob("*.pth"), *directory.glob("*.gguf")]
-    if others:
-        return (
-            f"{directory} holds {others[0].name} but no safetensors, and other formats are not "
-            "read; convert with transformers: "
-            "`AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)`"
-        )
-    return f"{directory} has a config.json but no weights: {WEIGHTS_NAME} or {INDEX_NAME}"
-
-
-def _expected_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in decoder.named_parameters()}
-
-
-def _check_tensors(decoder: Decoder, files: Sequence[Path], directory: Path) -> None:
-    """Raise one ModelError listing every tensor that does not fit; reads headers only."""
-    expected = _expected_shapes(decoder)
-    found: set[str] = set()
-    problems: list[str] = []
-    for path in files:
-        for name, shape in _shapes_in(path).items():
-            found.add(name)
-            if name in expected and shape != expected[name]:
-                problems.append(f"{path.name}: {name} is {shape}, not {expected[name]}")
-            elif name not in expected and not _may_be_ignored(name, decoder):
-                problems.append(f"{path.name}: {name} is unexpected")
-    problems.extend(f"{name} is missing" for name in expected if name not in found)
-    if not problems and decoder.config.tie_word_embeddings and _HEAD in found:
-        problems.extend(_tie_problems(files))
-    if problems:
-        shown = "\n".join(f"  {line}" for line in problems[:20])
-        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""  # noqa: PLR2004 - as above
-        msg = f"{directory}: the weights do not fit config.json:\n{shown}{more}"
-        raise ModelError(msg)
-
-
-def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
-        msg = f"{path} is not a whole safetensors file: {error}; download or copy it again"
-        raise ModelError(msg) from error
-
-
-def _may_be_ignored(name: str, decoder: Decoder) -> bool:
-    if name == _HEAD:
-        return decoder.config.tie_word_embeddings
-    return name.endswith(_RECOMPUTED)
-
-
-def _tie_problems(files: Sequence[Path]) -> list[str]:
-    """A stored head that is not the embedding would be lost without a word."""
+def _check_tie(files: Sequence[Path], directory: Path) -> None:
+    """Raise ModelError for a stored head that is not the embedding: it would be lost silently."""
     pair: dict[str, Tensor] = {}
     for path in files:
         with safe_open(path, framework="pt") as file:
             pair |= {n: file.get_tensor(n) for n in (_EMBEDDING, _HEAD) if n in file.keys()}  # noqa: SIM118 - not a mapping
-    if torch.equal(pair[_EMBEDDING], pair[_HEAD]):
-        return []
-    return [f"{_HEAD} differs from the embedding it is tied to; set tie_word_embeddings = false"]
+    if _HEAD in pair and not torch.equal(pair[_EMBEDDING], pair[_HEAD]):
+        msg = (
+            f"{directory}: {_HEAD} differs from the embedding it is tied to; "
+            "set tie_word_embeddings = false"
+        )
+        raise ModelError(msg)
 
 
 @torch.no_grad()

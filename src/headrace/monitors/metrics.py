@@ -207,7 +207,6 @@ def evaluation_metrics(
     groups: Sequence[RolloutGroup],
     mode: EvaluationMode,
     pass_at_k: Sequence[int],
-    _pass_threshold: float,
 ) -> dict[str, float]:
     """Return the ``eval/MODE/*`` metrics of one held-out evaluation.
 

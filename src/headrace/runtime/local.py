@@ -224,7 +224,6 @@ def evaluation_plan(prepared: PreparedRun) -> EvaluationPlan | None:
         every=config.eval.every,
         modes=modes,
         pass_at_k=config.eval.pass_at_k,
-        pass_threshold=config.verifier.pass_threshold,
     )
 
 

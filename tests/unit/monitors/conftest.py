@@ -152,8 +152,8 @@ def _record_evaluation(
     greedy = _groups(draw, skill + 0.02, 1, 16, GREEDY, text)
     sampled = _groups(draw, skill, 4, 16, SAMPLED, text)
     metrics = {
-        **evaluation_metrics(greedy, "greedy", (1,), 1.0),
-        **evaluation_metrics(sampled, "sampled", (1, 4), 1.0),
+        **evaluation_metrics(greedy, "greedy", (1,)),
+        **evaluation_metrics(sampled, "sampled", (1, 4)),
         "controller/time/eval_seconds": 0.3,
     }
     for monitor in monitors:

@@ -135,7 +135,7 @@ def test_pass_at_k_is_averaged_over_prompts_and_leaves_out_the_unscored(
         make_group([1.0, None, None, None], source="b"),
         make_group([None, None, None, None], source="b"),
     ]
-    metrics = evaluation_metrics(groups, "sampled", (1, 2), 1.0)
+    metrics = evaluation_metrics(groups, "sampled", (1, 2))
     assert metrics["eval/sampled/pass_at_1"] == pytest.approx((0.25 + 1.0) / 2)
     assert metrics["eval/sampled/pass_at_2"] == pytest.approx(0.5)
     assert metrics["eval/sampled/num_left_out_at_1"] == 1
@@ -159,4 +159,4 @@ def test_what_the_verifier_calls_a_pass_counts_as_one(
         for verdict, outcome in zip(group.verdicts, outcomes, strict=True)
     ]
     groups = [dataclasses.replace(group, verdicts=tuple(verdicts))]
-    assert evaluation_metrics(groups, "greedy", (1,), 0.8)["eval/greedy/pass_at_1"] == 0.5
+    assert evaluation_metrics(groups, "greedy", (1,))["eval/greedy/pass_at_1"] == 0.5

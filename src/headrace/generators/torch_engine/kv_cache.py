@@ -73,6 +73,14 @@ class KVCache:
             return keys[blocks], values[blocks]
         return keys.index_select(0, blocks), values.index_select(0, blocks)
 
+    def read_runs(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [S, kv_heads, T * block_size, D] of runs of ``blocks`` [S, T]."""
+        keys, values = (
+            part.view(*blocks.shape, *part.shape[1:]).transpose(1, 2).flatten(2, 3)
+            for part in self.read(layer, blocks.flatten())
+        )
+        return keys, values
+
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks ``sources`` [n] over ``targets`` [n]."""
         for tensor in (*self._keys, *self._values):

@@ -1,8 +1,8 @@
 """Attention over cache blocks: prefilling parts of sequences, and decoding one token of each.
 
-Decoding goes block by block instead of row by row: a block that several rollouts share is read
-once, against the queries of all of them together, and a block of one rollout is read where it
-lies. The scores then meet row by row for the softmax, so the result is that of reading every
+Decoding goes block by block instead of row by row: the beginning that several rollouts share is
+read once, against the queries of all of them together, and a block of one rollout is read where
+it lies. The scores then meet row by row for the softmax, so the result is that of reading every
 rollout's own sequence.
 """
 
@@ -18,59 +18,100 @@ from headrace.generators.torch_engine.kv_cache import KVCache
 from headrace.models.attention import Padding, attend, visible
 from headrace.models.decoder_config import DecoderConfig
 
+STRETCH = 1.5
+"""A stretch of the cache is read as it lies, not copied, when at most so many of its blocks count
+for each one that is wanted."""
+BEYOND = 1 << 40
+"""Stands for the position of a cell that holds no token of a row: no query looks so far ahead."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Readers:
-    """Blocks that are read by equally many rows, and those rows."""
+class _Shared:
+    """Leading blocks that several rows read, one run of blocks for each set of rows."""
+
+    rows: Tensor
+    """[S, m] the rows that read each run; the row past the last one reads for nobody."""
+    blocks: Tensor
+    """[S, L] filled up with each run's own first block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """Blocks that one row alone reads."""
 
     blocks: Tensor | slice
-    """[B] or, when they lie side by side, where."""
+    """[B] or, where they lie close together, the stretch that holds them."""
     rows: Tensor
-    """[B, m] rows that read each block; the row past the last one reads for nobody."""
+    """[B] the row that reads each; the row past the last one for blocks of nobody's."""
     places: Tensor
-    """[B, m] which of the row's blocks it is."""
+    """[B] which of the row's own blocks it is."""
 
 
 class BlockTable:
     """Which blocks each running row reads, prepared for decoding until a row or block changes."""
 
-    def __init__(self, table: Tensor, num_blocks: Tensor) -> None:
+    def __init__(self, table: Tensor, num_blocks: Tensor, block_size: int) -> None:
         """``table`` [n, T] block numbers, of which row i uses the first ``num_blocks`` [n]."""
-        self.width = int(num_blocks.max())
         self.num_rows = len(table)
-        used = torch.arange(self.width, device=table.device) < num_blocks.unsqueeze(1)
-        table = table[:, : self.width]
-        rows, places = used.nonzero(as_tuple=True)
-        order = table[rows, places].argsort(stable=True)
-        rows, places = rows[order], places[order]
-        readers_of = torch.bincount(table[rows, places])
-        blocks = readers_of.nonzero().flatten()
-        counts = readers_of[blocks]
+        table = table[:, : int(num_blocks.max())]
+        places = torch.arange(table.shape[1], device=table.device)
+        used = places < num_blocks.unsqueeze(1)
+        num_readers = torch.bincount(table[used])
+        common = used & (num_readers[torch.where(used, table, table[:, :1])] > 1)
+        # Rows share what they begin with and nothing after it.
+        num_common = common.long().cumprod(1).sum(1)
+        num_own = num_blocks - num_common
+        self.num_shared = int(num_common.max())
+        """Blocks of the longest shared beginning: the first columns of every row's scores."""
+        self.num_own = int(num_own.max())
+        self.shared = self._shared(table, num_common) if self.num_shared else None
+        self.own = self._own(table, used & (places >= num_common.unsqueeze(1)), num_common)
+        self.positions = torch.cat(
+            (
+                _positions(self.num_shared, num_common, torch.zeros_like(num_common), block_size),
+                _positions(self.num_own, num_own, num_common, block_size),
+            ),
+            dim=1,
+        )
+        """[n, columns] of the token in each cell of the scores."""
+
+    def _shared(self, table: Tensor, num_common: Tensor) -> _Shared:
+        readers = num_common.nonzero().flatten()
+        # A block has one beginning, so rows that share their last common block share all of them.
+        last = table[readers, num_common[readers] - 1]
+        _, run, counts = torch.unique(last, return_inverse=True, return_counts=True)
+        order = run.argsort(stable=True)
         first = counts.cumsum(0) - counts
-        alone = counts == 1
-        self.readers: list[_Readers] = []
-        if bool(alone.any()):
-            at = first[alone]
-            self.readers.append(_readers(blocks[alone], rows[at, None], places[at, None]))
-        if not bool(alone.all()):
-            self.readers.append(
-                self._shared(blocks[~alone], first[~alone], counts[~alone], rows, places)
-            )
+        member = torch.arange(len(order), device=table.device) - first[run[order]]
+        rows = torch.full((len(counts), int(counts.max())), self.num_rows, device=table.device)
+        rows[run[order], member] = readers[order]
+        leaders = rows[:, 0]
+        blocks = table[leaders, : self.num_shared]
+        places = torch.arange(self.num_shared, device=table.device)
+        filled = places < num_common[leaders].unsqueeze(1)
+        return _Shared(rows=rows, blocks=torch.where(filled, blocks, blocks[:, :1]))
 
-    def _shared(
-        self, blocks: Tensor, first: Tensor, counts: Tensor, rows: Tensor, places: Tensor
-    ) -> _Readers:
-        member = torch.arange(int(counts.max()), device=blocks.device)
-        is_real = member < counts.unsqueeze(1)
-        at = (first.unsqueeze(1) + member).clamp_(max=len(rows) - 1)
-        nobody = torch.full_like(at, self.num_rows)
-        return _readers(blocks, torch.where(is_real, rows[at], nobody), places[at])
+    def _own(self, table: Tensor, own: Tensor, num_common: Tensor) -> _Own:
+        rows, places = own.nonzero(as_tuple=True)
+        blocks = table[rows, places]
+        places = places - num_common[rows]
+        if not len(blocks):
+            return _Own(blocks=blocks, rows=rows, places=places)
+        low, high = int(blocks.min()), int(blocks.max()) + 1
+        if high - low > STRETCH * len(blocks):
+            return _Own(blocks=blocks, rows=rows, places=places)
+        stretch_rows = torch.full((high - low,), self.num_rows, device=table.device)
+        stretch_rows[blocks - low] = rows
+        stretch_places = torch.zeros_like(stretch_rows)
+        stretch_places[blocks - low] = places
+        return _Own(blocks=slice(low, high), rows=stretch_rows, places=stretch_places)
 
 
-def _readers(blocks: Tensor, rows: Tensor, places: Tensor) -> _Readers:
-    low, high = int(blocks[0]), int(blocks[-1]) + 1
-    where = slice(low, high) if high - low == len(blocks) else blocks
-    return _Readers(blocks=where, rows=rows, places=places)
+def _positions(width: int, counts: Tensor, skipped: Tensor, block_size: int) -> Tensor:
+    """[n, width * block_size] positions of ``counts`` [n] blocks after ``skipped`` [n] others."""
+    columns = torch.arange(width * block_size, device=counts.device)
+    held = columns < (counts * block_size).unsqueeze(1)
+    return torch.where(held, (skipped * block_size).unsqueeze(1) + columns, BEYOND)
 
 
 class DecodeAttention:
@@ -91,19 +132,20 @@ class DecodeAttention:
         self._biases = {window: self._bias(positions, window) for window in set(config.windows)}
         repeats = config.num_heads // config.num_kv_heads
         heads = (table.num_rows + 1, config.num_kv_heads, repeats)
-        device = positions.device
-        places = (*heads, table.width, cache.block_size)
-        # Where no block lies the score stays -inf through all layers.
-        self._scores = torch.full(places, -torch.inf, device=device)
+        split = table.num_shared * cache.block_size
+        blocks = (table.num_own, cache.block_size)
         # The last row reads for nobody: with weights of 0 it adds nothing to what is read.
-        self._weights = torch.zeros(places, device=device)
-        self._mixed = torch.zeros(*heads, config.head_dim, device=device)
+        scores, weights = torch.zeros(2, *heads, table.positions.shape[1], device=cache.device)
+        self._scores, self._weights = scores[:-1], weights[:-1]
+        self._shared_scores, self._shared_weights = scores[..., :split], weights[..., :split]
+        self._own_scores = scores[..., split:].unflatten(-1, blocks)
+        self._own_weights = weights[..., split:].unflatten(-1, blocks)
+        self._mixed = torch.zeros(*heads, config.head_dim, device=cache.device)
         self._query = torch.zeros_like(self._mixed, dtype=cache.dtype)
 
     def _bias(self, positions: Tensor, window: int | None) -> Tensor:
-        """[n, 1, 1, T * block_size]: 0 where a row's query may look, -inf elsewhere."""
-        columns = torch.arange(self._table.width * self._cache.block_size, device=positions.device)
-        distance = positions.unsqueeze(1) - columns
+        """[n, 1, 1, columns]: 0 where a row's query may look, -inf elsewhere."""
+        distance = positions.unsqueeze(1) - self._table.positions
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
         return bias[:, None, None, :]
@@ -111,35 +153,42 @@ class DecodeAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attention`."""
         self._cache.write(layer, self._targets, self._offsets, key, value)
-        num_rows = len(query)
-        grouped = query.view(num_rows, key.shape[1], -1, query.shape[-1])
-        torch.mul(grouped, self._scale, out=self._query[:num_rows])
-        blocks = [self._cache.read(layer, readers.blocks) for readers in self._table.readers]
-        for readers, (keys, _) in zip(self._table.readers, blocks, strict=True):
-            self._score(readers, keys)
-        scores = self._scores[:num_rows].flatten(-2)
-        scores += self._biases[self._windows[layer]]
-        torch.softmax(scores, -1, out=self._weights[:num_rows].flatten(-2))
+        grouped = query.view(len(query), key.shape[1], -1, query.shape[-1])
+        torch.mul(grouped, self._scale, out=self._query[:-1])
+        own = self._table.own
+        own_keys, own_values = self._cache.read(layer, own.blocks)
+        self._own_scores[own.rows, :, :, own.places] = self._score(own.rows, own_keys)
+        shared, shared_values = self._table.shared, None
+        if shared is not None:
+            shared_keys, shared_values = self._cache.read_runs(layer, shared.blocks)
+            self._shared_scores[shared.rows] = self._score_shared(shared.rows, shared_keys)
+        self._scores += self._biases[self._windows[layer]]
+        torch.softmax(self._scores, -1, out=self._weights)
         self._mixed.zero_()
-        for readers, (_, values) in zip(self._table.readers, blocks, strict=True):
-            self._mix(readers, values)
-        return self._mixed[:num_rows].flatten(1, 2).to(query.dtype)
+        if shared is not None and shared_values is not None:
+            self._mixed[shared.rows] = self._mix_shared(shared.rows, shared_values)
+        weights = self._own_weights[own.rows, :, :, own.places].to(own_values.dtype)
+        self._mixed.index_add_(0, own.rows, (weights @ own_values).float())
+        return self._mixed[:-1].flatten(1, 2).to(query.dtype)
 
-    def _score(self, readers: _Readers, keys: Tensor) -> None:
-        """Fill in the scores of ``keys`` [B, kv_heads, block_size, D] for all their readers."""
-        query = self._query[readers.rows].transpose(1, 2)
-        # [B, kv_heads, m * repeats, D]: the queries of all readers of a block in one product.
-        scores = query.flatten(2, 3) @ keys.transpose(-1, -2)
+    def _score(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """[B, kv_heads, repeats, block_size]: scores of each block's one reader."""
+        scores: Tensor = self._query.index_select(0, rows) @ keys.transpose(-1, -2)
+        return scores.float()
+
+    def _score_shared(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """[S, m, kv_heads, repeats, L]: the queries of all readers of a run in one product."""
+        query = self._query[rows].transpose(1, 2)
+        scores: Tensor = query.flatten(2, 3) @ keys.transpose(-1, -2)
         scores = scores.view(*query.shape[:4], -1).transpose(1, 2)
-        self._scores[readers.rows, :, :, readers.places] = scores.float()
+        return scores.float()
 
-    def _mix(self, readers: _Readers, values: Tensor) -> None:
-        """Add what every reader takes from ``values`` [B, kv_heads, block_size, D]."""
-        weights = self._weights[readers.rows, :, :, readers.places].to(values.dtype)
-        weights = weights.transpose(1, 2)
-        mixed = weights.flatten(2, 3) @ values
+    def _mix_shared(self, rows: Tensor, values: Tensor) -> Tensor:
+        """[S, m, kv_heads, repeats, D]: what every reader takes from the values of its run."""
+        weights = self._shared_weights[rows].to(values.dtype).transpose(1, 2)
+        mixed: Tensor = weights.flatten(2, 3) @ values
         mixed = mixed.view(*weights.shape[:4], -1).transpose(1, 2)
-        self._mixed.index_add_(0, readers.rows.flatten(), mixed.flatten(0, 1).float())
+        return mixed.float()
 
 
 class PrefillAttention:
@@ -176,11 +225,11 @@ class PrefillAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attention`."""
         self._cache.write(layer, self._targets, self._offsets, key, value)
-        shape = self._table.shape
-        keys, values = (
-            # [B * T, kv_heads, size, D] -> [B, T * size, kv_heads, D]
-            part.view(*shape, *part.shape[1:]).permute(0, 1, 3, 2, 4).flatten(1, 2)
-            for part in self._cache.read(layer, self._table.flatten())
+        keys, values = self._cache.read_runs(layer, self._table)
+        mixed = attend(
+            self._padding.pad(query),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            self._masks[self._windows[layer]],
         )
-        mixed = attend(self._padding.pad(query), keys, values, self._masks[self._windows[layer]])
         return self._padding.unpad(mixed)

@@ -134,7 +134,11 @@ class ModelRunner:
     def _table_of(self, running: RunningRollouts) -> BlockTable:
         """Return the table of ``running``, made again only when a row or a block has changed."""
         if self._table is None or self._table[0] != running.layout:
-            table = BlockTable(running.blocks.to(self._device), running.num_blocks.to(self._device))
+            table = BlockTable(
+                running.blocks.to(self._device),
+                running.num_blocks.to(self._device),
+                self._cache.block_size,
+            )
             self._table = (running.layout, table)
         return self._table[1]
 
