@@ -34,10 +34,11 @@ _RESULT_COMMAND = re.compile(
     r"|quad|qquad)\Z"
 )
 _COMMAND = re.compile(r"\\[A-Za-z]+\Z")
+_RELATION = re.compile(r"[!<>/]=\Z|=<\Z|<>\Z")
 _ARROW = re.compile(r"[-=]>\Z")
 _OPERATOR_WORD = re.compile(
     r"(?i:(?<![A-Za-z])(?:a?(?:sin|cos|tan)h?|arc(?:sin|cos|tan)|cot|sec|csc|log|ln|lg|exp|sqrt|cbrt"
-    r"|mod|modulo|div|plus|minus|negative|times|over|than|least|most|not|never|isn't|root"
+    r"|mod|modulo|div|plus|minus|negative|times|over|than|least|most|not|never|\w+n['\u2019]t|root|gcd|lcm"
     r"|(?:root|half|log|logarithm|square|cube|factorial|percent|multiple|power) of"
     r"|(?:divided|multiplied|increased|decreased|reduced) by|x))\Z"
 )
@@ -250,13 +251,16 @@ def _continues(before: str, number: str) -> bool:
     if not before:
         return False
     last, head = before[-1], _without_closing(before.rstrip())
-    if last.isalnum() or last in "_.)]}\\":
+    if last.isalnum() or last in "_.)]}\\!":
         return True
     if last in ",:" and before[-2:-1].isdigit():
         return True
     if "\n" in before[len(before.rstrip()) :]:
         # Markdown may end a line with "**" or "---", and a quote may begin with ">".
-        return head[-1:] not in {"", "*", ">", "|", *DASHES} and _is_operator(head[-1])
+        if head[-1:] in DASHES:
+            ahead = head[:-1].rstrip()
+            return ahead != "" and ahead[-1] not in DASHES and _is_operand(ahead[-1])
+        return head[-1:] not in {"", "*", ">", "|"} and _is_operator(head[-1])
     return _is_operand_of(head) or _is_part_of_number(head, number)
 
 
@@ -268,6 +272,8 @@ def _is_operand_of(head: str) -> bool:
         return _RESULT_COMMAND.search(head) is None
     if _OPERATOR_WORD.search(head) or _LOG_BASE.search(head) or _FRACTION_START.search(head):
         return True
+    if _RELATION.search(head):
+        return True
     is_ratio = (
         head[-1] == ":" and head[:-1] != head[:-1].rstrip() and head[:-1].rstrip()[-1:].isdigit()
     )
@@ -276,8 +282,9 @@ def _is_operand_of(head: str) -> bool:
 
 def _is_part_of_number(head: str, number: str) -> bool:
     """Whether a number and a space stand before: of ``12 000`` or of ``1 1/2``."""
-    if not head[-1:].isdigit():
-        return False
+    if not head[-1:].isdecimal():
+        # "\u00bd" is numeric, and belongs to what follows.
+        return head[-1:].isnumeric()
     whole = re.match(r"\d*", number)
     assert whole is not None
     is_group = len(whole.group()) == 3 and _THOUSANDS.search(head) is not None  # noqa: PLR2004 - digits of a group

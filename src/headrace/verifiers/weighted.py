@@ -1,9 +1,10 @@
 """The weighted sum of components: the one Verifier a run has.
 
 Owns: a reward is the whole sum or None, never a part of it; a cut-off completion is 0 where the
-component requires a stop; every component's own reward is kept; whether a rollout passed is decided
-here alone, and told as `Outcome.PASS`, which is what everyone else counts. Stops the run when too many
-rollouts in a row could not be scored. What a completion is worth is decided in the components.
+component requires a stop; every component's own reward is kept; whether a rollout passed is
+decided here alone and told as `Outcome.PASS`, which is what everyone else counts. Stops the run
+when too many rollouts in a row could not be scored. What a completion is worth is decided in the
+components.
 """
 
 from __future__ import annotations
