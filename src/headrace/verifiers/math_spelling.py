@@ -68,7 +68,9 @@ _BARE_UNIT = re.compile(
 )
 _MARK_UNIT = re.compile(r"\s*(\\%|%|\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(C|F)?\s*\Z")
 _BASE = re.compile(r"\s*([0-9A-F]+)\s*_\s*(?:(\d)|\{\s*(\d+)\s*\})\s*")
-_MONEY = re.compile(r"\A\s*(?:\\\$|[$\u20ac\u00a3])\s*(?=[\d.])")
+_MONEY = re.compile(r"\A(\s*[-+]?\s*)(\\\$|[\u20ac\u00a3])\s*(?=[\d.])")
+_LONE_DOLLAR = re.compile(r"\A(\s*[-+]?\s*)\$(?=\s*[\d.][^$]*\Z)")
+_MONEY_NAMES = {"\\$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterling"}
 _ALTERNATIVES = re.compile(
     r"\\(?:text|mathrm)\s*\{\s*,?\s*(?:or|and)\s*\}|(?<![A-Za-z])(?:or|and)(?![A-Za-z])"
 )
@@ -166,8 +168,9 @@ def spell(text: str, *, has_unit: bool = False) -> Spelling | None:
     if words:
         return Spelling(latex="", words=words)
     # Signs of several letters first, so that pi is no unit and sqrt no product of letters.
-    text = _rewrite(_MONEY.sub("", text))
-    text, unit = _split_unit(text, glued=has_unit)
+    money = _MONEY.match(text)
+    text, unit = _split_unit(_rewrite(_MONEY.sub(r"\1", text)), glued=has_unit)
+    unit = unit or (_MONEY_NAMES[money[2]] if money else "")
     if _RATIO.fullmatch(text.strip()):
         # A time, odds or a proportion: no quotient, so that only the same text is the same.
         return Spelling(latex="", unit=unit, words="".join(text.split()))
@@ -212,7 +215,9 @@ def _unwrap(text: str) -> str:
         if text.startswith("\\boxed{") and text.endswith("}"):
             text = text[len("\\boxed{") : -1]
         if text == before:
-            return text.replace("$", " ").replace("\\(", " ").replace("\\)", " ")
+            # "$5" is money; two dollars around a part of the text are LaTeX.
+            text = _LONE_DOLLAR.sub(r"\1\\$", text) if text.count("$") == 1 else text
+            return re.sub(r"(?<!\\)\$|\\[()]", " ", text)
 
 
 def _words(text: str) -> str | None:
@@ -250,11 +255,11 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _mixed_number(match: re.Match[str]) -> str:
-    """Write ``3 1/2`` as a sum; what is no proper fraction stays, and is refused."""
+    """Write ``3 1/2`` as the parser reads it; what is no proper fraction stays, and is refused."""
     whole, numerator, denominator = match.groups()
     is_short = len(numerator + denominator) < _MAX_MIXED_DIGITS
     is_proper = is_short and int(numerator) < int(denominator)
-    return f"({whole}+\\frac{{{numerator}}}{{{denominator}}})" if is_proper else match[0]
+    return f"{whole}\\frac{{{numerator}}}{{{denominator}}}" if is_proper else match[0]
 
 
 def _split_unit(text: str, *, glued: bool) -> tuple[str, str]:
