@@ -24,6 +24,11 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """``stop``: a stop id or string; ``length``: a token limit; ``abort``: taken back unfinished."""
 
 
+OnUpdate: TypeAlias = Literal["wait", "keep", "recompute", "restart"]
+"""What a weight update does to unfinished rollouts: they end first; they go on with the keys and
+values they have; they go on with those of the new weights; they begin again at the prompt."""
+
+
 def derive_seed(root: int, *path: str | int) -> int:
     """Return a seed in [0, 2**63) that depends on ``root`` and every element of ``path``.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from headrace.config.section import Section
-from headrace.types import SamplingParams
+from headrace.types import OnUpdate, SamplingParams
 
 
 class SamplingConfig(Section):
@@ -54,5 +54,8 @@ class GeneratorConfig(Section):
     """Rollouts decoded together at most; the others wait for a free slot."""
     max_prefill_tokens: int = Field(default=8192, ge=1)
     """Prompt tokens computed between two decode steps at most; longer prompts come in parts."""
+    on_update: OnUpdate = "wait"
+    """What new weights do to unfinished rollouts: ``wait`` (they end first), ``keep`` (they go on
+    with their cache), ``recompute`` (they go on with a new one), ``restart`` (from the prompt)."""
     max_cache_gib: float | None = Field(default=None, gt=0.0)
     """Memory of cached keys and values at most; null takes half of what is free at the start."""

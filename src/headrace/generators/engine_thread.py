@@ -1,9 +1,10 @@
 """The thread that owns an engine: it alone touches the engine, and nothing that fails ends it.
 
-Commands arrive through an inbox and are obeyed in order, so a weight update closes admission: what
-was submitted before it is finished under the old weights, what comes after it starts under the new
-ones (``on_update = wait``). Owns the promise that every submission and every update is answered,
-by its result or by an error, also when the thread is closed.
+Commands arrive through an inbox and are obeyed in order, between two engine steps. With
+``on_update = wait`` a weight update closes admission: what was submitted before it is finished
+under the old weights, what comes after it starts under the new ones. Owns the promise that every
+submission and every update is answered, by its result or by an error, also when the thread is
+closed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
 from headrace.generators.torch_engine.engine import Decode, Engine
 from headrace.generators.torch_engine.rollout_state import GroupCollector
-from headrace.types import GenerationRequest, RolloutGroup, WeightUpdate
+from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
 
 CLOSED = "the generator was closed"
 
@@ -42,8 +43,9 @@ class _Update:
 class EngineThread:
     """Runs one engine until closed."""
 
-    def __init__(self, engine: Engine, decode: Decode) -> None:
+    def __init__(self, engine: Engine, decode: Decode, on_update: OnUpdate = "wait") -> None:
         self._engine = engine
+        self._on_update: OnUpdate = on_update
         self._decode = decode
         self._inbox: queue.SimpleQueue[Submission | _Update | None] = queue.SimpleQueue()
         self._owners: dict[GroupCollector, Submission] = {}
@@ -146,8 +148,8 @@ class EngineThread:
         self._owners = {}
 
     def _apply(self, command: _Update) -> None:
-        """Finish what runs, then load, unless the publisher gave up or the generator closes."""
-        while self._engine.has_work and not self._closing.is_set() and not command.done.cancelled():
+        """Load, after what runs if that is wished, unless all is over or the publisher gave up."""
+        while self._must_finish() and not self._closing.is_set() and not command.done.cancelled():
             self._step()
         if not command.done.set_running_or_notify_cancel():
             return
@@ -156,13 +158,16 @@ class EngineThread:
             command.done.set_exception(WeightSyncError(f"version {version}: {CLOSED}"))
             return
         try:
-            self._engine.load(command.update)
+            self._engine.load(command.update, self._on_update)
         except Exception as error:  # noqa: BLE001 - as in `_step`: the publisher must be answered
             failure = WeightSyncError(f"version {version} was not loaded: {_say(error)}")
             failure.__cause__ = error
             command.done.set_exception(failure)
         else:
             command.done.set_result(None)
+
+    def _must_finish(self) -> bool:
+        return self._on_update == "wait" and self._engine.has_work
 
     def _refuse_rest(self) -> None:
         """Answer what is still open or was queued before the gate closed."""

@@ -23,7 +23,7 @@ from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Scheduler
 from headrace.host import available_memory
 from headrace.models.decoder_config import DecoderConfig
-from headrace.types import GenerationRequest, RolloutGroup, WeightUpdate
+from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class TorchGenerator:
         device: torch.device | None = None,
         max_concurrent_rollouts: int = 512,
         max_prefill_tokens: int = 8192,
+        on_update: OnUpdate = "wait",
         max_cache_bytes: int | None = None,
     ) -> None:
         """``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free."""
@@ -66,7 +67,7 @@ class TorchGenerator:
         scheduler = Scheduler(
             blocks, max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
         )
-        self._engine = EngineThread(Engine(runner, scheduler, blocks, decode), decode)
+        self._engine = EngineThread(Engine(runner, scheduler, blocks, decode), decode, on_update)
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[RolloutGroup]:
         """See `Generator`. Waits for the engine thread, which delivers every group or a failure.
@@ -99,7 +100,7 @@ class TorchGenerator:
             submission.abandoned = True
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """See `Generator`. Waits for the engine thread, which first finishes what it has begun."""
+        """See `Generator`. Waits for the engine thread, with ``wait`` for all that it has begun."""
         done = self._engine.load(update)
         try:
             await self._watched(asyncio.wrap_future(done), f"version {update.policy_version}")

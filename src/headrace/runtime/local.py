@@ -204,6 +204,7 @@ def build_generator(prepared: PreparedRun) -> TorchGenerator:
         dtype=resolve_dtype(config.dtype),
         max_concurrent_rollouts=config.max_concurrent_rollouts,
         max_prefill_tokens=config.max_prefill_tokens,
+        on_update=config.on_update,
         max_cache_bytes=None if cache is None else int(cache * 2**30),
     )
 

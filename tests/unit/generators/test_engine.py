@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from headrace.errors import WeightSyncError
+from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
-from headrace.generators.torch_engine.rollout_state import Begun, GroupCollector
+from headrace.generators.torch_engine.rollout_state import Begun, FinishedRollout, GroupCollector
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Part, Scheduler
-from headrace.types import GenerationRequest
+from headrace.models.decoder import Decoder
+from headrace.types import GenerationRequest, OnUpdate
 
 if TYPE_CHECKING:
     from tests.unit.generators.conftest import Lab
@@ -261,3 +262,113 @@ def test_nothing_stays_held_once_everything_ended(lab: Lab) -> None:
     engine.step()
     engine.abort()
     assert engine.num_held_blocks == 0
+
+
+# --- weights that change under unfinished rollouts ----------------------------------------------
+
+
+def half_way(lab: Lab, engine: Engine) -> list[GroupCollector]:
+    """Submit two groups and let each rollout sample three tokens of twelve."""
+    requests = [
+        lab.request("a", range(1, 10), size=3, max_tokens=12, seed=1),
+        lab.request("b", range(5, 25), size=2, max_tokens=12, seed=2),
+    ]
+    collectors = engine.submit(requests)
+    engine.step()
+    engine.step()
+    return collectors
+
+
+def finished(engine: Engine, collectors: Sequence[GroupCollector]) -> list[FinishedRollout]:
+    while engine.has_work:
+        engine.step()
+    return [rollout for collector in collectors for rollout in collector.finished]
+
+
+def gap_after(lab: Lab, decoder: Decoder, prompt: Sequence[int], sampled: Begun, at: int) -> float:
+    """Largest difference of log-probs from ``at`` on to a full pass under ``decoder``."""
+    logits = lab.logits(decoder, prompt, sampled.completion_ids)
+    ids = torch.tensor(sampled.completion_ids).unsqueeze(1)
+    expected = torch.log_softmax(logits, -1).gather(1, ids).squeeze(1)
+    return float((expected - torch.tensor(sampled.generator_logprobs))[at:].abs().max())
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute", "restart"])
+def test_every_token_carries_the_version_that_sampled_it(lab: Lab, on_update: OnUpdate) -> None:
+    engine, _ = engine_of(lab, 16)
+    collectors = half_way(lab, engine)
+    engine.load(lab.update(lab.decoder(1), 2), on_update)
+    versions = {rollout.sampled.policy_versions for rollout in finished(engine, collectors)}
+    assert versions == {(2,) * 12 if on_update == "restart" else (1,) * 3 + (2,) * 9}
+
+
+def test_kept_rollouts_go_on_without_computing_anything_again(lab: Lab) -> None:
+    engine, runner = engine_of(lab, 16)
+    collectors = half_way(lab, engine)
+    runner.num_prefilled = 0
+    other = lab.decoder(1)
+    engine.load(lab.update(other, 2), "keep")
+    rollouts = finished(engine, collectors)
+    assert runner.num_prefilled == 0
+    # Their cache is of the old weights, so the log-probs are those of neither version alone.
+    assert gap_after(lab, other, range(1, 10), rollouts[0].sampled, 3) > 1e-2
+
+
+def test_recomputed_rollouts_go_on_as_if_the_new_weights_had_read_it_all(lab: Lab) -> None:
+    engine, _ = engine_of(lab, 16)
+    collectors = half_way(lab, engine)
+    other = lab.decoder(1)
+    engine.load(lab.update(other, 2), "recompute")
+    finished(engine, collectors)
+    for collector in collectors:
+        for rollout in collector.finished:
+            prompt = collector.request.prompt.token_ids
+            assert gap_after(lab, other, prompt, rollout.sampled, 3) < 1e-4
+
+
+def test_a_groups_prompt_is_recomputed_once_for_all_its_rollouts(lab: Lab) -> None:
+    engine, runner = engine_of(lab, 16)
+    (collector,) = engine.submit([lab.request("a", range(1, 10), size=6, max_tokens=12)])
+    engine.step()
+    runner.num_prefilled = 0
+    engine.load(lab.update(lab.decoder(1), 2), "recompute")
+    finished(engine, [collector])
+    # Two whole blocks of four are shared: 8 tokens once, and 9 + 2 - 8 of each rollout.
+    assert runner.num_prefilled == 8 + 6 * 3
+
+
+def test_restarted_rollouts_are_those_of_the_new_weights_alone(lab: Lab) -> None:
+    engine, _ = engine_of(lab, 16)
+    collectors = half_way(lab, engine)
+    engine.load(lab.update(lab.decoder(1), 2), "restart")
+    restarted = finished(engine, collectors)
+    fresh, _ = engine_of(lab, 16)
+    fresh.load(lab.update(lab.decoder(1), 2))
+    expected = finished(fresh, half_way(lab, fresh))
+    assert [r.sampled.completion_ids for r in restarted] == [
+        r.sampled.completion_ids for r in expected
+    ]
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute", "restart"])
+def test_refused_weights_change_nothing_for_rollouts_in_flight(
+    lab: Lab, on_update: OnUpdate
+) -> None:
+    engine, _ = engine_of(lab, 16)
+    collectors = half_way(lab, engine)
+    update = lab.update(lab.decoder(1), 2)
+    with pytest.raises(WeightSyncError, match="was not published"):
+        engine.load(replace(update, tensors={}), on_update)
+    untouched, _ = engine_of(lab, 16)
+    expected = finished(untouched, half_way(lab, untouched))
+    assert [r.sampled for r in finished(engine, collectors)] == [r.sampled for r in expected]
+
+
+def test_nothing_is_sampled_from_weights_that_did_not_arrive_whole(lab: Lab) -> None:
+    engine, _ = engine_of(lab, 16)
+    half_way(lab, engine)
+    broken = replace(lab.update(lab.decoder(1), 2), checksum=1)
+    with pytest.raises(WeightSyncError, match="checksum"):
+        engine.load(broken, "keep")
+    with pytest.raises(GeneratorFailure, match="version 2 did not arrive whole"):
+        engine.step()

@@ -88,7 +88,14 @@ def test_what_is_taken_back_comes_before_what_waits() -> None:
     first, _ = scheduler.finished(scheduler.next_parts(5))
     scheduler.submit([request("c", 1)])
     scheduler.take_back(first.tickets)
-    assert admitted(scheduler, 0) == [("a", 1), ("a", 1), ("c", 1)]
+    assert admitted(scheduler, 0) == [("a", 2), ("c", 1)]
+
+
+def test_what_begins_like_a_prompt_in_prefill_waits_until_that_is_found() -> None:
+    scheduler = scheduler_of(8, request("a", 1, 9), request("b", 1, 10), request("c", 1, 11))
+    assert [part.num_tokens for part in scheduler.next_parts(0)] == [9]
+    assert admitted(scheduler, 0) == [("a", 1)]
+    assert [part.num_tokens for part in scheduler.next_parts(1)] == [10 - 8, 11 - 8]
 
 
 def test_the_youngest_prefill_gives_its_blocks_back_first() -> None:

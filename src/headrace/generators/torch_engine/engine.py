@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import assert_never
 
 import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.rollout_state import (
+    NOTHING,
     Begun,
     FinishedRollout,
     GroupCollector,
@@ -27,7 +29,7 @@ from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.sampling import draw, uniforms
 from headrace.generators.torch_engine.scheduler import Branch, Scheduler
 from headrace.models.weights import checksum
-from headrace.types import FinishReason, GenerationRequest, WeightUpdate
+from headrace.types import FinishReason, GenerationRequest, OnUpdate, WeightUpdate
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> text, special tokens left out."""
@@ -64,14 +66,26 @@ class Engine:
         """Cache blocks that running rollouts and unfinished prefills need."""
         return self._blocks.num_held
 
-    def load(self, update: WeightUpdate) -> None:
-        """Replace every weight and prove that all of them arrived. Only while nothing runs.
+    def load(self, update: WeightUpdate, on_update: OnUpdate = "wait") -> None:
+        """Replace every weight and prove that all of them arrived.
 
-        Raises WeightSyncError. Where names, shapes or dtypes do not fit the old weights stay; where
-        the checksum does not, the engine refuses to sample until a load succeeds.
+        Unfinished rollouts follow ``on_update``: with ``wait`` there must be none. Raises
+        WeightSyncError. Where names, shapes or dtypes do not fit the old weights stay; where the
+        checksum does not, the engine refuses to sample until a load succeeds.
         """
-        assert not self.has_work, "rollouts in flight would mix two versions"
         self._runner.check(update.tensors)
+        match on_update:
+            case "wait":
+                assert not self.has_work, "rollouts in flight would mix two versions"
+            case "keep":
+                pass
+            case "recompute":
+                self._start_over(keep_tokens=True)
+            case "restart":
+                self._start_over(keep_tokens=False)
+            case _:
+                assert_never(on_update)
+        self._blocks.forget_names()
         self._policy_version = None
         self._refusal = f"the weights of version {update.policy_version} did not arrive whole"
         self._runner.load(update.tensors)
@@ -80,7 +94,18 @@ class Engine:
             msg = f"checksum {held:x} of the loaded weights, {update.checksum:x} was published"
             raise WeightSyncError(msg)
         self._policy_version = update.policy_version
-        self._blocks.forget_names()
+
+    def _start_over(self, *, keep_tokens: bool) -> None:
+        """Queue every rollout that runs once more, to go on from its tokens or from its prompt."""
+        running = self._running
+        tickets = [
+            replace(ticket, begun=running.sampled(row) if keep_tokens else NOTHING)
+            for row, ticket in enumerate(running.tickets)
+        ]
+        self._leave(torch.ones(len(running), dtype=torch.bool))
+        while self._scheduler.preempt_prefill(keep_tokens=keep_tokens):
+            pass
+        self._scheduler.take_back(tickets)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[GroupCollector]:
         """Queue every rollout of ``requests``; return where each group will be collected.
@@ -93,7 +118,12 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[GroupCollector]:
-        """Give every running rollout one more token; return the groups that became whole."""
+        """Give every running rollout one more token; return the groups that became whole.
+
+        Raises GeneratorFailure while there are no whole weights to sample from.
+        """
+        if self._policy_version is None:
+            raise GeneratorFailure(self._refusal)
         finished = self._prefill()
         self._make_room()
         if len(self._running):

@@ -36,6 +36,7 @@ class Begun:
 
 
 NOTHING = Begun()
+"""Of a rollout that has no token yet."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,12 +9,13 @@ rollouts end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from headrace.generators.torch_engine.block_manager import BlockManager
-from headrace.generators.torch_engine.rollout_state import GroupCollector, Ticket
+from headrace.generators.torch_engine.rollout_state import NOTHING, GroupCollector, Ticket
 from headrace.types import GenerationRequest
 
 TEAR_SHARE = 8
@@ -52,6 +53,15 @@ def branch_of(tickets: Sequence[Ticket]) -> Branch:
     first = tickets[0]
     token_ids = (*first.request.prompt.token_ids, *first.begun.completion_ids)
     return Branch(token_ids=token_ids, tickets=tuple(tickets), blocks=[])
+
+
+def _branches(tickets: Sequence[Ticket]) -> Iterator[Branch]:
+    """Yield the branches of ``tickets``: neighbours of one group that have no token yet as one."""
+    for (_, begun), members in groupby(tickets, key=lambda t: (id(t.collector), t.begun)):
+        if begun == NOTHING:
+            yield branch_of(list(members))
+        else:
+            yield from (branch_of([ticket]) for ticket in members)
 
 
 class Scheduler:
@@ -108,15 +118,18 @@ class Scheduler:
 
     def take_back(self, tickets: Sequence[Ticket]) -> None:
         """Queue ``tickets`` before all others; each goes on from what it has sampled."""
-        self._waiting.extendleft(branch_of([ticket]) for ticket in reversed(tickets))
+        self._waiting.extendleft(reversed(list(_branches(tickets))))
 
-    def preempt_prefill(self) -> bool:
+    def preempt_prefill(self, *, keep_tokens: bool = True) -> bool:
         """Send the youngest branch in prefill back to wait; return whether there was one."""
         if not self._prefilling:
             return False
         branch = self._prefilling.pop()
         self._blocks.release(branch.blocks)
-        self._waiting.appendleft(branch_of(branch.tickets))
+        tickets = branch.tickets
+        if not keep_tokens:
+            tickets = tuple(replace(ticket, begun=NOTHING) for ticket in tickets)
+        self._waiting.appendleft(branch_of(tickets))
         return True
 
     def _admit(self, num_running: int) -> None:
@@ -126,6 +139,8 @@ class Scheduler:
         while self._waiting and planned < self._max_prefill_tokens:
             if not self._may_start(self._waiting[0], free):
                 break
+            if self._is_being_computed(self._waiting[0]):
+                break
             branch = self._split(free)
             if not self._give_blocks(branch, is_alone=num_running == 0 and not self._prefilling):
                 self._waiting.appendleft(branch)
@@ -133,6 +148,13 @@ class Scheduler:
             self._prefilling.append(branch)
             free -= len(branch.tickets)
             planned += branch.num_left
+
+    def _is_being_computed(self, branch: Branch) -> bool:
+        """Whether a prefill of now computes what ``branch`` begins with: next time it is found."""
+        beginning = branch.token_ids[: self._blocks.block_size]
+        if len(branch.token_ids) <= len(beginning) or self._blocks.find(branch.token_ids):
+            return False
+        return any(b.token_ids[: len(beginning)] == beginning for b in self._prefilling)
 
     def _may_start(self, branch: Branch, free: int) -> bool:
         return len(branch.tickets) <= free or free * TEAR_SHARE >= max(
