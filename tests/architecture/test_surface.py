@@ -20,7 +20,7 @@ HEAVY = (
     "numpy",
     "pydantic",
     "datasets",
-    "math_verify",
+    "latex2sympy2_extended",
     "sympy",
 )
 

@@ -54,7 +54,7 @@ class NumericConfig(_Component):
 
 
 class MathConfig(_Component):
-    """Pays 1 for an expression that math-verify finds equal, in a killable process."""
+    """Pays 1 for an equal expression, read by math-verify's parser in a killable process."""
 
     kind: Literal["math"]
     """Tells the kind of component."""

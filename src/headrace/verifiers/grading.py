@@ -15,17 +15,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]  # it has no types
-from latex2sympy2_extended import (  # type: ignore[import-untyped]  # it has no types
-    NormalizationConfig,
-    latex2sympy,
-)
-from latex2sympy2_extended.latex2sympy2 import (  # type: ignore[import-untyped]  # it has no types
-    ConversionConfig,
-)
-from latex2sympy2_extended.logic import And as LatexAnd  # type: ignore[import-untyped]  # it has no types
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from latex2sympy2_extended.logic import And as LatexAnd
 from sympy import And, Basic, Eq, Expr, FiniteSet, Float, Interval, MatrixBase, Rational, Set, Tuple
-from sympy.core.relational import Relational  # type: ignore[import-untyped]  # it has no types
+from sympy.core.relational import Relational
 
 from headrace.verifiers import frames
 
