@@ -10,8 +10,9 @@ import difflib
 import os
 from collections.abc import Mapping
 
-from headrace.bench import memory, quickstart, smollm2, startup, step
+from headrace.bench import generate, memory, quickstart, smollm2, startup, step
 from headrace.bench.result import (
+    PEER_PACKAGES,
     Benchmark,
     BenchResult,
     Progress,
@@ -29,6 +30,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         quickstart.BENCHMARK,
         smollm2.BENCHMARK,
         step.BENCHMARK,
+        generate.BENCHMARK,
         startup.BENCHMARK,
         memory.BENCHMARK,
     )
@@ -54,7 +56,7 @@ def run_benchmark(name: str, against: str | None, progress: Progress) -> BenchRe
             "are of a busy machine"
         )
     figures = benchmark.measure(against, progress)
-    versions = installed_versions([] if against is None else [against])
+    versions = installed_versions([] if against is None else [PEER_PACKAGES[against]])
     return BenchResult(name=name, machine=machine, versions=versions, figures=figures)
 
 

@@ -20,6 +20,9 @@ Figures: TypeAlias = Mapping[str, float]
 
 _PACKAGES = ("headrace", "torch", "transformers", "numpy")
 
+PEER_PACKAGES: Mapping[str, str] = {"trl": "trl", "hf": "transformers"}
+"""Peer -> the Python package whose version goes with its figures."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
@@ -31,7 +34,7 @@ class Benchmark:
     measure: Callable[[str | None, Progress], Figures]
     """Takes the peer, or None for headrace alone; raises HeadraceError."""
     peers: tuple[str, ...] = ()
-    """What it can be measured against; each is the name of a Python package."""
+    """What it can be measured against: names in `PEER_PACKAGES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

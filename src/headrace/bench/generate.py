@@ -1,0 +1,136 @@
+"""`bench generate [--against hf]`: how fast rollouts are sampled, and what bounds it.
+
+Measured: tokens a second of SmolLM2-135M, 8 prompts of 64 tokens with 8 rollouts of 64 new tokens
+each (`8x8`), and of one sequence alone (`1`), prefill included, on one thread and on two; each in a
+process of its own, the median of three repetitions after one that does not count. Beside it, in the
+same run: the peer; the bare matrix products of the same work (`bound_share`); a memcpy of the
+weights; a group of 16 on a prompt of 512 tokens against a single rollout on it; and lengths drawn
+log-normal with sigma 1 against equal ones, 64 rollouts at a time. Not measured: loading, scoring.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from headrace.bench.command import run_module
+from headrace.bench.generate_records import GeneratePlan
+from headrace.bench.result import Benchmark, Figures, Progress
+from headrace.models.catalogue import resolve_model
+
+MODEL = "smollm2-135m"
+
+_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+def measure(against: str | None, progress: Progress) -> Figures:
+    """Measure headrace, and transformers when asked to.
+
+    Raises ModelError when the model was not fetched.
+    """
+    model = str(resolve_model(MODEL))
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        runs = _Runs(Path(name), progress)
+        figures: dict[str, float] = {}
+        for dtype in ("bfloat16", "float32"):
+            figures |= _speed(runs, GeneratePlan(engine="headrace", model=model, dtype=dtype))
+        figures |= _against(runs, model, figures, against)
+        plan = GeneratePlan(engine="headrace", model=model)
+        figures |= _one_sequence(runs, plan, against)
+        two = runs.tokens_per_second(replace(plan, num_threads=2))
+        figures["two_thread_scaling_bf16"] = two / figures["tokens_per_second_bf16_8x8"]
+        figures |= _shared_prefill(runs, plan)
+        figures |= _spread_lengths(runs, plan)
+    return figures
+
+
+class _Runs:
+    """Runs plans one after another."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self._folder, self._progress = folder, progress
+        self._count = 0
+
+    def result(self, plan: GeneratePlan) -> dict[str, Any]:
+        self._count += 1
+        shape = f"{plan.num_groups}x{plan.group_size} of {plan.num_prompt_tokens}"
+        self._progress(
+            f"{plan.engine}: {plan.dtype}, {shape} + {plan.num_new_tokens} tokens, "
+            f"{plan.num_threads} threads"
+        )
+        paths = [self._folder / f"{kind}-{self._count}.json" for kind in ("plan", "result")]
+        plan.write(paths[0])
+        run_module(
+            "headrace.bench.generate_run",
+            [str(path) for path in paths],
+            progress=self._progress,
+            environment={"OMP_NUM_THREADS": str(plan.num_threads), "HF_HUB_OFFLINE": "1"},
+        )
+        found: dict[str, Any] = json.loads(paths[1].read_text(encoding="utf-8"))
+        return found
+
+    def tokens_per_second(self, plan: GeneratePlan) -> float:
+        found = self.result(plan)
+        seconds: list[float] = found["seconds"]
+        return float(found["num_tokens"]) / median(seconds)
+
+
+def _speed(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
+    found = runs.result(plan)
+    seconds, kind = median(found["seconds"]), f"{_SHORT[plan.dtype]}_8x8"
+    return {
+        f"tokens_per_second_{kind}": found["num_tokens"] / seconds,
+        f"bound_share_{kind}": found["linear_seconds"] / seconds,
+        f"weight_update_vs_memcpy_{_SHORT[plan.dtype]}": (
+            found["update_seconds"] / found["memcpy_seconds"]
+        ),
+    }
+
+
+def _against(
+    runs: _Runs, model: str, own: dict[str, float], against: str | None
+) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for dtype, kind in _SHORT.items() if against else ():
+        speed = runs.tokens_per_second(GeneratePlan(engine="hf", model=model, dtype=dtype))
+        figures[f"hf_tokens_per_second_{kind}_8x8"] = speed
+        figures[f"ratio_vs_hf_{kind}_8x8"] = own[f"tokens_per_second_{kind}_8x8"] / speed
+    return figures
+
+
+def _one_sequence(runs: _Runs, plan: GeneratePlan, against: str | None) -> dict[str, float]:
+    alone = replace(plan, num_groups=1, group_size=1)
+    speed = runs.tokens_per_second(alone)
+    figures = {"tokens_per_second_bf16_1": speed}
+    if against:
+        other = runs.tokens_per_second(replace(alone, engine="hf"))
+        figures |= {"hf_tokens_per_second_bf16_1": other, "ratio_vs_hf_bf16_1": speed / other}
+    return figures
+
+
+def _shared_prefill(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
+    """Compare the first token of sixteen rollouts on one long prompt with that of a single one."""
+    long = replace(plan, num_groups=1, num_prompt_tokens=512, num_new_tokens=1)
+    group, single = (runs.result(replace(long, group_size=size)) for size in (16, 1))
+    return {"group_prefill_ratio_g16": median(group["seconds"]) / median(single["seconds"])}
+
+
+def _spread_lengths(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
+    many = replace(
+        plan, num_groups=256, group_size=1, max_concurrent_rollouts=64, num_repetitions=1
+    )
+    equal = runs.tokens_per_second(many)
+    spread = runs.tokens_per_second(replace(many, length_sigma=1.0))
+    return {"lognormal_throughput_share": spread / equal}
+
+
+BENCHMARK = Benchmark(
+    name="generate",
+    summary="how fast SmolLM2-135M is sampled from, alone or beside transformers",
+    measure=measure,
+    peers=("hf",),
+)

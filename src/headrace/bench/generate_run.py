@@ -1,0 +1,228 @@
+"""One engine on one workload of `bench generate`: the program of a process of its own.
+
+Run as ``python -m headrace.bench.generate_run PLAN RESULT``. Every engine gets the same prompts and
+samples the same number of tokens of each at temperature 1; nothing ends a rollout early. Measured:
+seconds from handing over the requests to the last rollout, prefill included. Not measured: loading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_never
+
+from headrace.bench.generate_records import GeneratePlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace.types import GenerationRequest, WeightUpdate
+
+Seconds = list[float]
+
+
+def run(plan: GeneratePlan) -> dict[str, Any]:
+    """Return the seconds of every repetition, and what else the engine can say of itself."""
+    import torch
+
+    torch.set_num_threads(plan.num_threads)
+    match plan.engine:
+        case "headrace":
+            return _run_headrace(plan)
+        case "hf":
+            return _run_hf(plan)
+        case _:
+            assert_never(plan.engine)
+
+
+def prompts(plan: GeneratePlan, vocabulary: int) -> list[list[int]]:
+    """Return the token ids of every prompt: random, and the same for every engine."""
+    source = random.Random(0)  # noqa: S311 - test prompts, not secrets
+    ids = range(vocabulary // 10, vocabulary)
+    return [source.choices(ids, k=plan.num_prompt_tokens) for _ in range(plan.num_groups)]
+
+
+def lengths(plan: GeneratePlan) -> list[int]:
+    """Return the new tokens of each group's rollouts: equal, or log-normal with the same mean."""
+    if plan.length_sigma == 0.0:
+        return [plan.num_new_tokens] * plan.num_groups
+    source = random.Random(1)  # noqa: S311 - as above
+    drawn = [source.lognormvariate(0.0, plan.length_sigma) for _ in range(plan.num_groups)]
+    scale = plan.num_new_tokens / math.exp(plan.length_sigma**2 / 2)
+    return [max(1, min(round(scale * length), 8 * plan.num_new_tokens)) for length in drawn]
+
+
+def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
+    import torch
+
+    from headrace.generators import TorchGenerator
+    from headrace.models.checkpoint import load_decoder
+    from headrace.models.weights import checksum
+    from headrace.types import WeightUpdate
+
+    dtype = getattr(torch, plan.dtype)
+    decoder = load_decoder(Path(plan.model), dtype)
+    tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
+    update = WeightUpdate(policy_version=0, tensors=tensors, checksum=checksum(tensors))
+
+    async def main() -> dict[str, Any]:
+        generator = TorchGenerator(
+            decoder.config,
+            decode=lambda _: "",
+            dtype=dtype,
+            max_concurrent_rollouts=plan.max_concurrent_rollouts,
+        )
+
+        async def once(repetition: int) -> float:
+            requests = _requests(plan, decoder.config.vocab_size, seed=repetition)
+            began = time.perf_counter()
+            async for _ in generator.generate(requests):
+                pass
+            return time.perf_counter() - began
+
+        await generator.update_weights(update)
+        await once(0)
+        updates = [await _timed_update(generator.update_weights, update) for _ in range(3)]
+        seconds = []
+        for repetition in range(plan.num_repetitions):
+            # As in training: nothing of the last step is found in the cache.
+            await generator.update_weights(update)
+            seconds.append(await once(repetition + 1))
+        await generator.close()
+        return {
+            "seconds": seconds,
+            "num_tokens": plan.group_size * sum(lengths(plan)),
+            "update_seconds": min(updates),
+            "memcpy_seconds": _memcpy_seconds(list(tensors.values())),
+            "linear_seconds": _linear_seconds(plan, Path(plan.model)),
+        }
+
+    return asyncio.run(main())
+
+
+async def _timed_update(
+    update_weights: Callable[[WeightUpdate], Any], update: WeightUpdate
+) -> float:
+    began = time.perf_counter()
+    await update_weights(update)
+    return time.perf_counter() - began
+
+
+def _requests(plan: GeneratePlan, vocabulary: int, seed: int) -> list[GenerationRequest]:
+    from headrace.types import GenerationRequest, Prompt, SamplingParams
+
+    return [
+        GenerationRequest(
+            group_id=str(index),
+            prompt=Prompt(prompt_id=str(index), source="bench", text="", token_ids=tuple(ids)),
+            group_size=plan.group_size,
+            sampling=SamplingParams(max_tokens=length),
+            seed=seed,
+        )
+        for index, (ids, length) in enumerate(
+            zip(prompts(plan, vocabulary), lengths(plan), strict=True)
+        )
+    ]
+
+
+def _memcpy_seconds(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the least time of copying all ``tensors`` into memory that is there already."""
+    targets = [tensor.clone() for tensor in tensors]
+
+    def copy() -> None:
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor)
+
+    return _least(copy)
+
+
+def _linear_seconds(plan: GeneratePlan, model: Path) -> float:
+    """Return the time that the matrix products of one repetition take alone.
+
+    In the fastest form known here, on the rows that are really computed: every prompt once, then
+    one row for each rollout and step.
+    """
+    import torch
+
+    from headrace.generators.torch_engine.products import PackedProducts
+    from headrace.models.checkpoint import load_decoder
+
+    dtype = getattr(torch, plan.dtype)
+    decoder = load_decoder(model, dtype)
+    products = PackedProducts(decoder, dtype, torch.device("cpu"))
+    with torch.no_grad():
+        products.load({name: weight.detach() for name, weight in decoder.named_parameters()})
+
+    def seconds(num_rows: int, num_logit_rows: int) -> float:
+        widths = {linears[0].in_features for linears in decoder.linears()}
+        hidden = {width: torch.randn(num_rows, width).to(dtype) for width in widths}
+        last = torch.randn(num_logit_rows, decoder.config.hidden_size).to(dtype)
+
+        @torch.inference_mode()
+        def multiply() -> None:
+            for linears in decoder.linears():
+                products(hidden[linears[0].in_features], linears)
+            products.logits(last)
+
+        return _least(multiply)
+
+    rollouts = plan.num_groups * plan.group_size
+    prefill = seconds(plan.num_groups * plan.num_prompt_tokens, plan.num_groups)
+    return prefill + (plan.num_new_tokens - 1) * seconds(rollouts, rollouts)
+
+
+def _least(work: Callable[[], object], repetitions: int = 5) -> float:
+    """Return the least seconds of ``work`` after one call that does not count."""
+    work()
+    taken = []
+    for _ in range(repetitions):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def _run_hf(plan: GeneratePlan) -> dict[str, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(plan.model, dtype=getattr(torch, plan.dtype))
+    ids = torch.tensor(prompts(plan, model.config.vocab_size))
+
+    def once(seed: int) -> float:
+        torch.manual_seed(seed)
+        began = time.perf_counter()
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            num_return_sequences=plan.group_size,
+            min_new_tokens=plan.num_new_tokens,
+            max_new_tokens=plan.num_new_tokens,
+            pad_token_id=0,
+        )
+        return time.perf_counter() - began
+
+    once(0)
+    seconds = [once(repetition + 1) for repetition in range(plan.num_repetitions)]
+    num_tokens = plan.num_groups * plan.group_size * plan.num_new_tokens
+    return {"seconds": seconds, "num_tokens": num_tokens}
+
+
+def main(plan_path: str, result_path: str) -> None:
+    """Read the plan, run it, write what it took."""
+    plan = GeneratePlan(**json.loads(Path(plan_path).read_text(encoding="utf-8")))
+    Path(result_path).write_text(json.dumps(run(plan)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
