@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from headrace.models.attention import alike_runs
 from headrace.objectives.advantages import AdvantageEstimator, group_advantages
 from headrace.objectives.aggregation import Aggregation, aggregation_weights
 from headrace.types import Rollout, RolloutGroup
@@ -132,9 +133,9 @@ def _scored_rows(
 class Microbatch:
     """Packed tensors of one forward and backward pass.
 
-    N input tokens: every prompt of the micro-batch, then every completion. M trained tokens, in
-    completion order; R completions. What a rollout says of its other tokens (a log-prob that may
-    be anything) is not in here at all.
+    N input tokens: every prompt of the micro-batch, then every completion, both sorted so that what
+    is of similar length lies together. M trained tokens, in completion order; R completions. What a
+    rollout says of its other tokens (a log-prob that may be anything) is not in here at all.
     """
 
     input_ids: Tensor
@@ -193,9 +194,9 @@ def _split(group: TrainingGroup, max_tokens: int) -> Iterator[TrainingGroup]:
 
 
 def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
+    groups = sorted(groups, key=lambda group: len(group.prompt_ids), reverse=True)
     prompts = [group.prompt_ids for group in groups]
-    rows = [row for group in groups for row in group.rows]
-    owners = [index for index, group in enumerate(groups) for _ in group.rows]
+    owners, rows = _sorted_rows(groups)
     inputs = [*prompts, *(row.rollout.completion_ids[: row.num_inputs] for row in rows)]
     starts = [0] * len(prompts) + [len(prompts[owner]) for owner in owners]
     repeats = torch.tensor([len(row.trained) for row in rows])
@@ -221,6 +222,17 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
         advantages=per_row([row.advantage for row in rows]),
         weights=per_row([row.weight for row in rows]),
     )
+
+
+def _sorted_rows(groups: Sequence[TrainingGroup]) -> tuple[list[int], list[TrainingRow]]:
+    """Return each completion and the group it is of, those of prompts alike by their length."""
+    owned: list[tuple[int, TrainingRow]] = []
+    for run in alike_runs([len(group.prompt_ids) for group in groups]):
+        rows = [
+            (owner, row) for owner in range(*run.indices(len(groups))) for row in groups[owner].rows
+        ]
+        owned += sorted(rows, key=lambda pair: pair[1].num_inputs, reverse=True)
+    return [owner for owner, _ in owned], [row for _, row in owned]
 
 
 def _cat(sequences: Sequence[Sequence[int]]) -> Tensor:

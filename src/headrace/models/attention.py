@@ -2,7 +2,9 @@
 
 Sequences lie one after another in a packed ``[N, ...]``. Attention itself runs on a padded
 ``[B, L, ...]``, since that is what torch's kernels take; everything else in the decoder never sees
-a padded token. Grouped queries are folded into the query axis, so keys are never repeated.
+a padded token. Sequences are padded together in runs of similar length, so that one long sequence
+does not make all others as long. Grouped queries are folded into the query axis, so keys are never
+repeated.
 """
 
 from __future__ import annotations
@@ -14,11 +16,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+MAX_PADDING = 2.0
+"""Cells of a padded run for each real token, at most."""
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+
+def alike_runs(lengths: Sequence[int]) -> list[slice]:
+    """Cut ``lengths``, best sorted, into runs that may be padded together; see `MAX_PADDING`."""
+    runs: list[slice] = []
+    start = longest = total = 0
+    for index, length in enumerate(lengths):
+        padded = max(longest, length) * (index + 1 - start)
+        if index > start and padded > MAX_PADDING * (total + length):
+            runs.append(slice(start, index))
+            start, longest, total = index, 0, 0
+        longest, total = max(longest, length), total + length
+    return [*runs, slice(start, len(lengths))] if lengths else runs
+
+
+class AttentionMask:
+    """Which keys each query sees. One tensor for all layers: each one's backward keeps its mask."""
+
+    def __init__(self, sees: Tensor) -> None:
+        """``sees`` is boolean, [B or 1, T, S]; every query must see a key."""
+        self._sees = sees
+        self._additive: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def additive(self, repeats: int, dtype: torch.dtype) -> Tensor:
+        """Return [B or 1, 1, repeats * T, S]: 0 where a query sees a key, -inf elsewhere."""
+        key = (repeats, dtype)
+        if key not in self._additive:
+            mask = torch.zeros(self._sees.shape, dtype=dtype, device=self._sees.device)
+            mask.masked_fill_(~self._sees, -torch.inf)
+            self._additive[key] = mask.unsqueeze(1).repeat(1, 1, repeats, 1)
+        return self._additive[key]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask | None) -> Tensor:
     """Return [B, T, H, D] for ``query`` of that shape and ``key``, ``value`` [B, S, K, D].
 
-    ``mask`` is boolean, [B or 1, T, S], True where a query sees a key; every query must see one.
     Query head h reads key head h // (H / K).
     """
     rows, length, heads, width = query.shape
@@ -26,10 +61,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
     repeats = heads // kv_heads
     folded = query.reshape(rows, length, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(rows, kv_heads, repeats * length, width)
-    if mask is not None:
-        mask = mask.unsqueeze(1).repeat(1, 1, repeats, 1)
+    additive = None if mask is None else mask.additive(repeats, query.dtype)
     mixed = functional.scaled_dot_product_attention(
-        folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask
+        folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=additive
     )
     unfolded = mixed.view(rows, kv_heads, repeats, length, width).permute(0, 3, 1, 2, 4)
     return unfolded.reshape(rows, length, heads, width)
@@ -55,11 +89,11 @@ class Padding:
         sizes = torch.tensor(self.lengths, dtype=torch.int64)
         starts = sizes.cumsum(0) - sizes + offset
         columns = torch.arange(self.shape[1])
-        self.is_real = (columns < sizes.unsqueeze(1)).to(device)
+        is_real = columns < sizes.unsqueeze(1)
         # A padding cell repeats the first row of all; nothing that is kept ever reads it.
-        rows = torch.where(columns < sizes.unsqueeze(1), starts.unsqueeze(1) + columns, offset)
+        rows = torch.where(is_real, starts.unsqueeze(1) + columns, offset)
         self._gather = rows.flatten().to(device)
-        self._scatter = self.is_real.flatten().nonzero().flatten()
+        self._scatter = is_real.flatten().nonzero().flatten().to(device)
         self._span = slice(offset, offset + sum(self.lengths))
         self._is_full = len(set(self.lengths)) <= 1
 
@@ -117,17 +151,33 @@ class PackedCausal:
     ) -> None:
         """``lengths`` of the packed sequences in order; ``windows`` by layer, as in the config."""
         device = device or torch.device("cpu")
-        self.padding = Padding(lengths, device=device)
+        self.runs = alike_runs(lengths)
+        self.paddings = [
+            Padding(lengths[run], offset=sum(lengths[: run.start]), device=device)
+            for run in self.runs
+        ]
         self._windows = tuple(windows)
-        columns = torch.arange(self.padding.shape[1], device=device)
         # Right padding under a causal mask: no real query ever sees a padding cell.
-        self._masks = {w: visible(columns, columns, w).unsqueeze(0) for w in set(self._windows)}
+        self._masks = [
+            {window: _causal(padding.shape[1], window, device) for window in set(self._windows)}
+            for padding in self.paddings
+        ]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attention`."""
-        pad = self.padding.pad
-        mixed = attend(pad(query), pad(key), pad(value), self._masks[self._windows[layer]])
-        return self.padding.unpad(mixed)
+        window = self._windows[layer]
+        parts = [
+            padding.unpad(
+                attend(padding.pad(query), padding.pad(key), padding.pad(value), masks[window])
+            )
+            for padding, masks in zip(self.paddings, self._masks, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _causal(length: int, window: int | None, device: torch.device) -> AttentionMask:
+    columns = torch.arange(length, device=device)
+    return AttentionMask(visible(columns, columns, window).unsqueeze(0))
 
 
 def positions_of(lengths: Sequence[int]) -> Tensor:

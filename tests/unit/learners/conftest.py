@@ -22,6 +22,8 @@ from transformers import (
 
 from headrace.config import RunConfig, parse_config
 from headrace.learners import PolicySource, TorchLearner
+from headrace.learners.packing import TrainingGroup, TrainingRow
+from headrace.models.attention import alike_runs
 from headrace.models.checkpoint import load_decoder
 from headrace.models.hf_files import read_hf_config
 from headrace.types import (
@@ -216,3 +218,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a file system is not permitted here")
     yield disk
     subprocess.run([umount, str(disk)], check=True)
+
+
+PackedOrder = Callable[[Sequence[TrainingGroup]], list[tuple[TrainingGroup, TrainingRow]]]
+
+
+@pytest.fixture
+def packed_order() -> PackedOrder:
+    """Give group and row of every completion, in the order of a micro-batch of the groups."""
+
+    def order(groups: Sequence[TrainingGroup]) -> list[tuple[TrainingGroup, TrainingRow]]:
+        by_prompt = sorted(groups, key=lambda group: len(group.prompt_ids), reverse=True)
+        found: list[tuple[TrainingGroup, TrainingRow]] = []
+        for run in alike_runs([len(group.prompt_ids) for group in by_prompt]):
+            rows = [(group, row) for group in by_prompt[run] for row in group.rows]
+            found += sorted(rows, key=lambda pair: pair[1].num_inputs, reverse=True)
+        return found
+
+    return order

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from headrace.config import RunConfig
 from headrace.learners import TorchLearner
 from headrace.learners.loss import microbatch_loss, token_logprobs
 from headrace.learners.packing import microbatches, select
+from headrace.learners.shared_prefix import SharedPrefix
 from headrace.models.attention import PackedCausal, positions_of
 from headrace.models.checkpoint import load_decoder
 from headrace.models.decoder import Decoder
@@ -24,6 +26,9 @@ from headrace.types import Rollout, RolloutGroup
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TEMPERATURES = (1.0, 0.7)
+
+if TYPE_CHECKING:
+    from tests.unit.learners.conftest import PackedOrder
 
 
 # --- the literal version ----------------------------------------------------------------------
@@ -258,6 +263,7 @@ def test_a_shared_prompt_gives_the_logprobs_of_the_prompt_repeated_for_each_roll
     family: str,
     batch: list[RolloutGroup],
     model_directory: Callable[[str], Path],
+    packed_order: PackedOrder,
 ) -> None:
     decoder = load_decoder(model_directory(family), dtype=torch.float64)
     selection = select(
@@ -266,22 +272,45 @@ def test_a_shared_prompt_gives_the_logprobs_of_the_prompt_repeated_for_each_roll
     (part,) = microbatches(selection.groups, max_tokens=10_000, device=torch.device("cpu"))
     shared, _ = token_logprobs(decoder, part, 1.0, torch.float64)
     unshared = []
-    # The order of the micro-batch: longest group first.
-    for group in sorted(selection.groups, key=lambda group: -group.longest):
-        for row in group.rows:
-            ids = torch.tensor([*group.prompt_ids, *row.rollout.completion_ids])
-            attention = PackedCausal([len(ids)], decoder.config.windows)
-            logits = decoder.logits(decoder(ids, positions_of([len(ids)]), attention))
-            for t in row.trained:
-                place = len(group.prompt_ids) + t
-                unshared.append(torch.log_softmax(logits[place - 1], dim=-1)[ids[place]])
+    for group, row in packed_order(selection.groups):
+        ids = torch.tensor([*group.prompt_ids, *row.rollout.completion_ids])
+        attention = PackedCausal([len(ids)], decoder.config.windows)
+        logits = decoder.logits(decoder(ids, positions_of([len(ids)]), attention))
+        for t in row.trained:
+            place = len(group.prompt_ids) + t
+            unshared.append(torch.log_softmax(logits[place - 1], dim=-1)[ids[place]])
     torch.testing.assert_close(shared, torch.stack(unshared), rtol=1e-12, atol=1e-12)
+
+
+def test_very_different_lengths_in_one_batch_give_the_gradient_of_each_alone(
+    make_group: Callable[..., RolloutGroup],
+    model_directory: Callable[[str], Path],
+    make_config: Callable[..., RunConfig],
+) -> None:
+    def tokens(length: int, start: int) -> list[int]:
+        return [2 + (start + 3 * index) % 7 for index in range(length)]
+
+    batch = [
+        make_group(tokens(12, 0), [tokens(n, n) for n in (25, 1, 2, 3)], [1.0, 0.0, 0.5, 0.0]),
+        make_group(tokens(1, 1), [tokens(n, n + 1) for n in (2, 30, 1, 1)], [0.0, 1.0, 0.0, 0.0]),
+        make_group(tokens(2, 2), [tokens(n, n + 2) for n in (4, 4, 4, 28)], [0.0, 0.0, 1.0, 0.0]),
+    ]
+    decoder = load_decoder(model_directory("llama"), dtype=torch.float64)
+    config = make_config()
+    selection = select(
+        batch, estimator="grpo", aggregation="token", max_tokens=32, keep_no_spread=True
+    )
+    (part,) = microbatches(selection.groups, max_tokens=10_000, device=torch.device("cpu"))
+    assert len(SharedPrefix(part, [None])._runs) >= 3
+    whole = loss_gradient(decoder, batch, config, 10_000)
+    assert difference(loss_gradient(decoder, batch, config, 1), whole) < 1e-10
 
 
 def test_changing_one_group_leaves_the_logprobs_of_all_others_bit_for_bit(
     batch: list[RolloutGroup],
     make_group: Callable[..., RolloutGroup],
     model_directory: Callable[[str], Path],
+    packed_order: PackedOrder,
 ) -> None:
     decoder = load_decoder(model_directory("qwen3"))
     other = make_group(
@@ -299,15 +328,19 @@ def test_changing_one_group_leaves_the_logprobs_of_all_others_bit_for_bit(
             max_tokens=16,
             keep_no_spread=True,
         )
-        groups = sorted(selection.groups, key=lambda group: -group.longest)
-        place = next(i for i, g in enumerate(groups) if g.prompt_ids == first.prompt.token_ids)
         (part,) = microbatches(selection.groups, max_tokens=10_000, device=torch.device("cpu"))
         logprobs, _ = token_logprobs(decoder, part, 1.0)
-        counts = [sum(len(row.trained) for row in group.rows) for group in groups]
-        pieces = list(logprobs.split(counts))
-        del pieces[place]
-        found.append(torch.cat(pieces))
-    assert torch.equal(found[0], found[1])
+        order = packed_order(selection.groups)
+        pieces = logprobs.split([len(row.trained) for _, row in order])
+        others = [
+            (group.prompt_ids, row.rollout.completion_ids, piece)
+            for (group, row), piece in zip(order, pieces, strict=True)
+            if group.prompt_ids != first.prompt.token_ids
+        ]
+        found.append(sorted(others, key=lambda item: item[:2]))
+    for one, other_one in zip(*found, strict=True):
+        assert one[:2] == other_one[:2]
+        assert torch.equal(one[2], other_one[2])
 
 
 def test_leaving_out_groups_without_spread_changes_nothing(

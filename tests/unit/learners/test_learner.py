@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,6 +23,9 @@ from headrace.learners.packing import microbatches, select
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
 from headrace.types import RolloutGroup, StepResult
+
+if TYPE_CHECKING:
+    from tests.unit.learners.conftest import PackedOrder
 
 
 def step(learner: TorchLearner, groups: Sequence[RolloutGroup]) -> StepResult:
@@ -94,6 +97,7 @@ def test_with_recompute_every_minibatch_has_the_logprobs_from_before_the_first_u
     batch: list[RolloutGroup],
     make_learner: Callable[..., TorchLearner],
     make_group: Callable[..., RolloutGroup],
+    packed_order: PackedOrder,
 ) -> None:
     common: dict[str, Any] = {
         "learner__num_minibatches": 2,
@@ -110,7 +114,16 @@ def test_with_recompute_every_minibatch_has_the_logprobs_from_before_the_first_u
         (part,) = honest._plan([group])[1]
         with torch.no_grad():
             found = iter(honest._logprobs(honest._decoder, part)[0].tolist())
-        rows = [[next(found) if m else 0.0 for m in r.loss_mask] for r in group.rollouts]
+        selection = honest._plan([group])[0]
+        of_rollout = {
+            row.rollout.rollout_index: [next(found) for _ in row.trained]
+            for _, row in packed_order(selection.groups)
+        }
+        taken = {index: iter(values) for index, values in of_rollout.items()}
+        rows = [
+            [next(taken[r.rollout_index]) if m else 0.0 for m in r.loss_mask]
+            for r in group.rollouts
+        ]
         replayed.append(
             make_group(
                 group.prompt.token_ids,

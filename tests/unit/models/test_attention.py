@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.models.attention import PackedCausal, Padding, attend, positions_of, visible
+from headrace.models.attention import (
+    MAX_PADDING,
+    AttentionMask,
+    PackedCausal,
+    Padding,
+    alike_runs,
+    attend,
+    positions_of,
+    visible,
+)
 
 
 def literal(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
@@ -27,7 +36,7 @@ def literal(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Te
 
 @settings(deadline=None, max_examples=25)
 @given(
-    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    lengths=st.lists(st.sampled_from([1, 2, 5, 7, 30]), min_size=1, max_size=6),
     kv_heads=st.sampled_from([1, 2, 4]),
     window=st.sampled_from([None, 1, 3]),
 )
@@ -80,9 +89,32 @@ def test_padding_there_and_back_is_the_identity_and_its_gradient_too(
     )
 
 
+@given(st.lists(st.integers(1, 2000), max_size=60), st.booleans())
+def test_runs_cover_every_length_and_are_mostly_real_tokens(
+    lengths: list[int], is_sorted: bool
+) -> None:
+    lengths = sorted(lengths) if is_sorted else lengths
+    runs = alike_runs(lengths)
+    assert [index for run in runs for index in range(run.start, run.stop)] == [*range(len(lengths))]
+    for run in runs:
+        part = lengths[run]
+        assert max(part) * len(part) <= MAX_PADDING * sum(part)
+
+
+def test_one_long_sequence_does_not_make_the_others_as_long() -> None:
+    assert alike_runs([1500, *[167] * 63]) == [slice(0, 2), slice(2, 64)]
+    assert alike_runs([188] * 64) == [slice(0, 64)]
+
+
+def test_a_mask_is_made_once_for_all_layers() -> None:
+    mask = AttentionMask(torch.ones(2, 3, 3).tril().bool())
+    assert mask.additive(3, torch.float32) is mask.additive(3, torch.float32)
+    assert mask.additive(3, torch.float32).shape == (2, 1, 9, 3)
+
+
 def test_a_mask_by_row_hides_keys_of_that_row_alone() -> None:
     query, key = torch.randn(2, 1, 4, 8), torch.randn(2, 3, 2, 8)
-    mask = torch.tensor([[[True, False, True]], [[True, True, True]]])
+    mask = AttentionMask(torch.tensor([[[True, False, True]], [[True, True, True]]]))
     out = attend(query, key, key, mask)
     assert torch.allclose(out[:1], attend(query[:1], key[:1, [0, 2]], key[:1, [0, 2]], None))
     assert torch.allclose(out[1:], attend(query[1:], key[1:], key[1:], None))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.generators.torch_engine.kv_cache import KVCache
-from headrace.models.attention import Padding, attend, visible
+from headrace.models.attention import AttentionMask, Padding, attend, visible
 from headrace.models.decoder_config import DecoderConfig
 
 STRETCH = 1.5
@@ -215,7 +215,7 @@ class PrefillAttention:
         self._windows = tuple(config.windows)
         keys = torch.arange(width * size, device=device)
         queries = first + columns
-        self._masks = {w: visible(queries, keys, w) for w in set(self._windows)}
+        self._masks = {w: AttentionMask(visible(queries, keys, w)) for w in set(self._windows)}
         positions = self._padding.unpad(queries)
         rows = torch.arange(len(tables), device=device).repeat_interleave(
             torch.tensor(lengths, device=device)
