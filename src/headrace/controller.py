@@ -43,7 +43,7 @@ from headrace.types import (
 WATCH_SECONDS = 60.0
 """How long nothing may arrive before the controller names what it waits for."""
 MAX_DROPPED_BATCHES = 20
-"""A step for which so many batches of groups were dropped will not come together."""
+"""A step for which so many times the groups under way were dropped will not come together."""
 
 
 class Checkpoints(Protocol):
@@ -139,6 +139,9 @@ class Controller:
         resumed_at_one = plan.start_step > 0 and plan.start_step % self._evaluation_every == 0
         self._evaluated_step = plan.start_step if resumed_at_one else None
         self._current = _StepInProgress(time.monotonic())
+        self._num_missing = (plan.num_steps - plan.start_step) * plan.groups_per_step
+        """Groups that the run still needs and that are not under way."""
+        self._refill = asyncio.Event()
         self._dropped: dict[str, str] = {}
         """Group id -> reason, of what no step has settled yet."""
         self._in_flight: dict[Ticket, str] = {}
@@ -182,13 +185,22 @@ class Controller:
         )
 
     async def _generate_loop(self) -> None:
-        """Waits for free slots; unblocked by ``_learn_loop`` and by dropped groups."""
+        """Waits for free slots; unblocked by ``_learn_loop`` and by dropped groups.
+
+        Once every group that the run needs is under way, waits for one to be dropped: what nobody
+        will train on is not generated.
+        """
         while True:
             tickets = await self._parts.buffer.reserve(self._plan.groups_per_step)
-            draws = [draw for _ in tickets if (draw := self._parts.stream.draw()) is not None]
+            wanted = min(len(tickets), self._num_missing)
+            draws = [d for _ in range(wanted) if (d := self._parts.stream.draw()) is not None]
+            self._num_missing -= len(draws)
             for ticket in tickets[len(draws) :]:
                 await self._parts.buffer.drop(ticket)
-            if not draws:
+            if not wanted:
+                await self._refill.wait()
+                self._refill.clear()
+            elif not draws:
                 await self._parts.buffer.close_admission()
                 return
             await self._wave(dict(zip(tickets, draws, strict=False)))
@@ -244,8 +256,10 @@ class Controller:
     def _note_dropped(self, group_id: str, reason: str) -> None:
         """Keep the reason for the ledger. Raises NoSignalError when a step never comes together."""
         self._dropped[group_id] = reason
+        self._num_missing += 1
+        self._refill.set()
         self._event("dropped", f"group {group_id} dropped: {reason}")
-        if len(self._dropped) > MAX_DROPPED_BATCHES * self._plan.groups_per_step:
+        if len(self._dropped) > MAX_DROPPED_BATCHES * self._parts.buffer.num_slots:
             msg = f"step {self._step_done + 1} never came together: {self._drop_reasons()}"
             raise NoSignalError(msg)
 
@@ -345,10 +359,11 @@ class Controller:
         rollouts = sum(group.group_size for group in groups)
         metrics |= {f"controller/time/{name}_seconds": value for name, value in seconds.items()}
         metrics |= {name: float(count) for name, count in counts.items()}
-        metrics |= {
-            "generator/throughput/tokens_per_second": tokens / max(seconds["generate"], 1e-9),
-            "generator/throughput/rollouts_per_second": rollouts / max(seconds["step"], 1e-9),
-        }
+        metrics["generator/throughput/rollouts_per_second"] = rollouts / max(seconds["step"], 1e-9)
+        # A step may be of groups that were all generated before it began.
+        if seconds["generate"] > 0.0:
+            per_second = tokens / seconds["generate"]
+            metrics["generator/throughput/tokens_per_second"] = per_second
         self._parts.monitor.on_step(
             StepRecord(
                 step=self._step_done,

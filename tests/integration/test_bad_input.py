@@ -326,9 +326,14 @@ def change_an_answer(lab: Lab) -> None:
     path.write_text(text.replace('"answer": "6"', '"answer": "7"'), encoding="utf-8")
 
 
+def change_the_reward(lab: Lab) -> None:
+    path = lab.folder / "reward.py"
+    path.write_text(path.read_text("utf-8").replace("return ", "return 1 - "), encoding="utf-8")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [flip_a_weights_bit, change_an_answer])
-def test_a_model_or_data_that_changed_under_a_run_is_refused(
+@pytest.mark.parametrize("change", [flip_a_weights_bit, change_an_answer, change_the_reward])
+def test_a_model_data_or_reward_that_changed_under_a_run_is_refused(
     change: Callable[[Lab], None], own_lab: Lab, headrace: Command
 ) -> None:
     output = ("--output", own_lab.folder / "run")
@@ -339,7 +344,8 @@ def test_a_model_or_data_that_changed_under_a_run_is_refused(
 
     assert ended.status == 2
     assert "was trained from another model" in ended.err
-    assert "or on other prompts" in ended.err
+    assert "on other prompts" in ended.err
+    assert "another reward function" in ended.err
 
 
 # --- what only the run can find out -------------------------------------------------------------

@@ -138,3 +138,18 @@ def test_a_run_that_is_under_way_is_not_resumed_by_a_second_process(lab: Lab) ->
     assert third.wait_until(lambda: num_steps(run) > before)
     third.process.send_signal(signal.SIGINT)
     assert third.wait().status == 0
+
+
+def test_a_resumed_run_goes_on_with_the_threads_and_the_cache_it_was_begun_with(lab: Lab) -> None:
+    def recorded() -> tuple[Any, Any]:
+        config = json.loads((lab.folder / "begun/config.json").read_text("utf-8"))
+        return config["num_threads"], config["generator"]["max_cache_gib"]
+
+    recipe = lab.recipe.read_text("utf-8")
+    lab.recipe.write_text(recipe.replace("num_threads = 1\n", ""), encoding="utf-8")
+    small = ("--set", "generator.max_cache_gib=0.25", "--set", "num_threads=1")
+    assert lab.train("begun", *small, "--set", "num_steps=2").wait().status == 0
+    assert recorded() == (1, 0.25)
+    assert lab.train("begun", "--set", "num_steps=4", "--resume").wait().status == 0
+    assert recorded() == (1, 0.25)
+    lab.recipe.write_text(recipe, encoding="utf-8")

@@ -284,6 +284,37 @@ def test_a_checkpoint_that_fails_after_a_failure_does_not_hide_it() -> None:
     assert world.monitor.messages("checkpoint") == ["no checkpoint at step 2: disk full"]
 
 
+@pytest.mark.parametrize("max_staleness", [0, 2, 5])
+def test_nothing_is_generated_that_nobody_will_train_on(max_staleness: int) -> None:
+    world = World(num_steps=3, groups_per_step=2, max_staleness=max_staleness)
+    # The seventh group would never come.
+    world.generator.failure, world.generator.fail_after = GeneratorFailure("broke"), 6
+
+    assert world.run().num_steps_done == 3
+    assert world.generator.num_groups == 6
+
+
+def test_a_dropped_group_is_made_up_for_after_all_others_are_under_way() -> None:
+    world = World(num_steps=3, groups_per_step=2, max_staleness=5)
+    world.verifier.rewards = lambda group: (
+        [None] * 4 if group.group_id == "0/p004" else alternating(group)
+    )
+
+    assert world.run().num_steps_done == 3
+    assert world.generator.num_groups == 7
+
+
+def test_tokens_a_second_are_left_out_of_a_step_that_generated_nothing() -> None:
+    world = World(num_steps=4, groups_per_step=2, max_staleness=5)
+    world.learner.seconds = 0.02
+
+    world.run()
+
+    speeds = [r.metrics.get("generator/throughput/tokens_per_second") for r in world.monitor.steps]
+    assert None in speeds
+    assert all(speed is None or speed < 1e7 for speed in speeds)
+
+
 def test_a_failure_keeps_its_own_cause() -> None:
     world = World()
     cause = RuntimeError("out of memory")

@@ -69,7 +69,7 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
     dtype = getattr(torch, plan.dtype)
     decoder = load_decoder(Path(plan.model), dtype)
     tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
-    update = WeightUpdate(policy_version=0, tensors=tensors, checksum=checksum(tensors))
+    update = WeightUpdate(policy_version=0, tensors=tensors, checksum=checksum(tensors.items()))
 
     async def main() -> dict[str, Any]:
         generator = TorchGenerator(

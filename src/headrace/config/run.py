@@ -135,6 +135,14 @@ def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             f"minibatch is {minibatches - 1} updates stale; set max_staleness >= "
             f"{minibatches - 1} or num_minibatches = {bound + 1}",
         )
+    if config.objective.proximal == "recompute" and bound > minibatches - 1:
+        yield Contradiction(
+            keys=("objective.proximal", "max_staleness", "learner.num_minibatches"),
+            text=f'objective.proximal = "recompute" with max_staleness = {bound} and '
+            f"learner.num_minibatches = {minibatches}: rollouts of older policies would be trained "
+            "on as if they were new, since nothing weighs them against the policy that sampled "
+            f'them; set max_staleness = {minibatches - 1} or objective.proximal = "generator"',
+        )
     if minibatches > config.groups_per_step:
         yield Contradiction(
             keys=("learner.num_minibatches", "groups_per_step"),

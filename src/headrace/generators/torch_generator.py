@@ -59,7 +59,7 @@ class TorchGenerator:
         """``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free."""
         self._config = config
         device = device or torch.device("cpu")
-        budget = max_cache_bytes or int(MEMORY_SHARE * free_memory(device))
+        budget = max_cache_bytes or default_cache_bytes(device)
         num_blocks = budget // block_bytes(config, BLOCK_SIZE, dtype)
         self._max_cached_tokens = num_blocks * BLOCK_SIZE
         blocks = BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
@@ -129,11 +129,13 @@ class TorchGenerator:
             future.cancel()
 
 
-def free_memory(device: torch.device) -> int:
-    """Return the bytes of memory that are free on ``device``."""
+def default_cache_bytes(device: torch.device) -> int:
+    """Return `MEMORY_SHARE` of the memory that is free on ``device``."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return available_memory() or UNKNOWN_MEMORY
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = available_memory() or UNKNOWN_MEMORY
+    return int(MEMORY_SHARE * free)
 
 
 def _some(names: set[str]) -> str:

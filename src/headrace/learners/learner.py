@@ -32,7 +32,8 @@ from headrace.learners.optimizer import (
 from headrace.learners.packing import Microbatch, Selection, microbatches, select
 from headrace.learners.state import LearnerCounters, load_state, save_state
 from headrace.models.decoder import Decoder
-from headrace.types import RolloutGroup, StepResult
+from headrace.models.weights import checksum
+from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 T = TypeVar("T")
 
@@ -100,13 +101,22 @@ class TorchLearner:
         """See `Learner`."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def export(self) -> Mapping[str, Tensor]:
-        """Return name -> weight in the generators' dtype; fp32 is by reference, never a copy."""
-        return await self._on_thread(
-            lambda: {
-                name: parameter.detach().to(self._export_dtype)
-                for name, parameter in self._decoder.named_parameters()
-            }
+    async def export(self) -> WeightUpdate:
+        """Return the weights in the generators' dtype; fp32 is by reference, never a copy.
+
+        Valid until the next step.
+        """
+        return await self._on_thread(self._export)
+
+    def _export(self) -> WeightUpdate:
+        tensors = {
+            name: parameter.detach().to(self._export_dtype)
+            for name, parameter in self._decoder.named_parameters()
+        }
+        return WeightUpdate(
+            policy_version=self._counters.policy_version,
+            tensors=tensors,
+            checksum=checksum(tensors.items()),
         )
 
     @property

@@ -243,10 +243,17 @@ def _rope_scaling(read: _Reader) -> RopeScaling:
             raise ModelError(msg)
 
 
+SLIDING_WINDOW = 4096
+"""Of Mistral, Qwen2 and Qwen3 where config.json does not say."""
+
+
 def _windows(read: _Reader, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    if family == "llama" or read.get("sliding_window") is None:
+    # Null means none; a key that is absent, what transformers' classes of these families take.
+    window = read.get("sliding_window", SLIDING_WINDOW)
+    if family == "llama" or window is None:
         return (None,) * num_layers
-    window = read.whole("sliding_window")
+    if window != SLIDING_WINDOW:
+        window = read.whole("sliding_window")
     if family == "mistral":
         return (window,) * num_layers
     if not read.flag("use_sliding_window"):

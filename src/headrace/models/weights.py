@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -15,15 +15,15 @@ _EVEN = 0x1E3779B97F4A7C16
 """Times the row's number, plus 1: the factor of a row. Large, so that rows do not cancel."""
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> int:
+def checksum(tensors: Iterable[tuple[str, Tensor]]) -> int:
     """Return a 61-bit number that depends on every name, shape, dtype and bit in ``tensors``.
 
-    The order of the mapping does not matter. It guards against mistakes (a tensor left out, an old
-    one kept, two exchanged, one transposed, rows in another order), not against an adversary: the
-    words of one row are summed.
+    Their order does not matter, and one is needed at a time. It guards against mistakes (a tensor
+    left out, an old one kept, two exchanged, one transposed, rows in another order), not against an
+    adversary: the words of one row are summed.
     """
     total = 0
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         head = f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
         # An odd factor for each name, so that two exchanged tensors do not cancel.
         total += (2 * zlib.crc32(head) + 1) * (_content(tensor) + 1)

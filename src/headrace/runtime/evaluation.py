@@ -10,15 +10,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from headrace.controller import evaluate_prompts
 from headrace.errors import ConfigError, VerifierFailure
 from headrace.models.checkpoint import load_decoder
+from headrace.models.weights import checksum
 from headrace.runtime.local import build_generator, evaluation_plan
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
-from headrace.types import RolloutGroup, Verdict
+from headrace.types import RolloutGroup, Verdict, WeightUpdate
 from headrace.verifiers import build_verifier
 from headrace.weight_sync import MemoryWeightSync
 
@@ -47,8 +47,10 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
         load_decoder, prepared.model.directory, resolve_dtype(config.generator.dtype)
     )
 
-    async def export() -> Mapping[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in decoder.named_parameters()}
+    async def export() -> WeightUpdate:
+        tensors = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
+        total = checksum(tensors.items())
+        return WeightUpdate(policy_version=0, tensors=tensors, checksum=total)
 
     async with AsyncExitStack() as stack:
         generator = build_generator(prepared)

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from headrace.config import RunConfig
 from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
 from headrace.errors import CheckpointError, RunDirectoryError
-from headrace.generators import TorchGenerator
+from headrace.generators import TorchGenerator, default_cache_bytes
 from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
 from headrace.models.checkpoint import load_decoder
 from headrace.monitors import (
@@ -46,7 +46,7 @@ from headrace.weight_sync import MemoryWeightSync
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LocalRun:
     """One training run on this machine."""
 
@@ -55,6 +55,16 @@ class LocalRun:
     resume: bool = False
     extra_monitors: tuple[Monitor, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Fill in what the recipe leaves to the machine, or to the run that is resumed."""
+        config = run_files.resolved(
+            self.output,
+            self.prepared.config,
+            num_threads=os.cpu_count() or 1,
+            max_cache_gib=round(default_cache_bytes(torch.device("cpu")) / 2**30, 3),
+        )
+        self.prepared = replace(self.prepared, config=config)
+
     async def train(self, on_start: Callable[[Controller], None] | None = None) -> RunOutcome:
         """Train to the end, write the report, and say how it ended.
 
@@ -62,7 +72,8 @@ class LocalRun:
         is started and RunError afterwards.
         """
         config, prepared = self.prepared.config, self.prepared
-        torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+        assert config.num_threads is not None
+        torch.set_num_threads(config.num_threads)
         num_steps = _num_steps(config, len(prepared.train.prompts))
         if self.resume:
             run_files.check_same_run(self.output, config)
@@ -93,8 +104,9 @@ class LocalRun:
         last = store.latest() if self.resume else None
         if last is not None and last.fingerprint != mark:
             msg = (
-                f"--resume: {last.directory} was trained from another model than {model}, or on "
-                "other prompts than data.train holds now; give what it started from"
+                f"--resume: {last.directory} was trained from another model than {model}, on other "
+                "prompts than data.train holds now, or by another reward function; give what it "
+                "started from"
             )
             raise RunDirectoryError(msg)
         if last is not None and last.step >= num_steps:

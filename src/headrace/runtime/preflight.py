@@ -182,12 +182,33 @@ def _needed_bytes(config: RunConfig, decoder: DecoderConfig) -> int:
     parameters = decoder.num_layers * per_layer + embeddings
     # Master, gradient and two moments in fp32, the generator's copy, and the reference if any.
     copies = 5 + (config.objective.kl_coefficient > 0)
-    length = config.data.max_prompt_tokens + config.sampling.max_tokens
-    rollouts = min(
-        config.generator.max_concurrent_rollouts, config.groups_per_step * config.group_size
+    return 4 * (
+        copies * parameters + _cached_values(config, decoder) + _kept_values(config, decoder)
     )
-    cached = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * length * rollouts
-    return 4 * (copies * parameters + cached)
+
+
+def _cached_values(config: RunConfig, decoder: DecoderConfig) -> int:
+    """Keys and values of the rollouts that run together, in training or in an evaluation."""
+    running = config.generator.max_concurrent_rollouts
+    if config.data.eval is None:
+        running = min(running, config.groups_per_step * config.group_size)
+    new_tokens = max(config.sampling.max_tokens, config.eval_sampling.max_tokens)
+    length = config.data.max_prompt_tokens + new_tokens
+    values = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * length * running
+    limit = config.generator.max_cache_gib
+    return values if limit is None else min(values, int(limit * 2**30) // 4)
+
+
+def _kept_values(config: RunConfig, decoder: DecoderConfig) -> int:
+    """What a micro-batch keeps for its backward pass, roughly: inputs and outputs of each layer."""
+    prompts = config.groups_per_step * config.data.max_prompt_tokens
+    completions = config.groups_per_step * config.group_size * config.sampling.max_tokens
+    tokens = min(config.learner.max_tokens_per_microbatch, prompts + completions)
+    heads = decoder.num_heads + decoder.num_kv_heads
+    per_layer = (
+        6 * decoder.hidden_size + 4 * decoder.intermediate_size + 3 * heads * decoder.head_dim
+    )
+    return tokens * decoder.num_layers * per_layer
 
 
 def _load_data(found: Preflight) -> None:

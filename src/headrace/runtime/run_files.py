@@ -1,7 +1,7 @@
 """The directory of a run: made once, refused when it belongs to another run, resumed when asked.
 
-Owns the fingerprint: a hash of the model's files, of the training prompts and of every setting that
-training depends on.
+Owns the fingerprint: a hash of the model's files, of the training prompts, of the reward function's
+source and of every setting that training depends on.
 What may change between a run and its resumption (how long, what is shown, how often it is saved)
 is listed here and nowhere else.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.config import RunConfig, dump_config
+from headrace.config import FunctionConfig, RunConfig, dump_config
 from headrace.errors import RunDirectoryError
 from headrace.monitors.run_directory import replace_file
 from headrace.types import Prompt
@@ -34,8 +35,11 @@ def fingerprint(config: RunConfig, model_directory: Path, prompts: Sequence[Prom
     """Return 32 hex digits of the model, the prompts and the settings that shape training."""
     digest = hashlib.blake2b(digest_size=16)
     for prompt in prompts:
-        known = (prompt.prompt_id, prompt.token_ids, prompt.answer)
-        digest.update(json.dumps(known).encode())
+        known = (prompt.prompt_id, prompt.token_ids, prompt.answer, prompt.metadata)
+        digest.update(json.dumps(known, default=str, sort_keys=True).encode())
+    for component in config.verifier.components.values():
+        if isinstance(component, FunctionConfig) and (source := _source_of(component.path)):
+            digest.update(source.read_bytes())
     digest.update(json.dumps(_binding(config), sort_keys=True).encode())
     for path in sorted(model_directory.glob("*")):
         if path.suffix in {".json", ".safetensors", ".jinja"}:
@@ -57,6 +61,25 @@ def create(directory: Path, config: RunConfig) -> None:
         msg = f"output {directory} cannot be written: {error}"
         raise RunDirectoryError(msg) from error
     record(directory, config)
+
+
+def resolved(
+    directory: Path, config: RunConfig, *, num_threads: int, max_cache_gib: float
+) -> RunConfig:
+    """Return ``config`` with what it leaves to the machine filled in.
+
+    A run that is resumed goes on with what it was begun with, also on another machine: both decide
+    in which order numbers are added up, and so its last bits.
+    """
+    before = _recorded(directory) or {}
+    threads = before.get("num_threads") or num_threads
+    cache = before.get("generator", {}).get("max_cache_gib") or max_cache_gib
+    generator = config.generator
+    if generator.max_cache_gib is None:
+        generator = generator.model_copy(update={"max_cache_gib": cache})
+    return config.model_copy(
+        update={"num_threads": config.num_threads or threads, "generator": generator}
+    )
 
 
 @contextmanager
@@ -140,6 +163,9 @@ def _binding(config: RunConfig) -> dict[str, Any]:
 def _bound(dumped: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a resumed run must keep."""
     kept = {key: value for key, value in dumped.items() if key not in _FREE_KEYS}
+    # How much memory there is is not what the run is.
+    generator = dumped.get("generator", {})
+    kept["generator"] = {key: generator[key] for key in generator if key != "max_cache_gib"}
     optimizer = dumped["learner"].get("optimizer", {})
     if optimizer.get("schedule") != "constant":
         # The schedule ends with the run: another length would be another learning rate.
@@ -156,6 +182,23 @@ def _differences(
             yield from _differences(old, new, f"{prefix}{key}.")
         elif old != new:
             yield f"{prefix}{key} was {json.dumps(old)} and is {json.dumps(new)}"
+
+
+def _source_of(function_path: str) -> Path | None:
+    """Return the file of the module that a reward function is in; None where it has none.
+
+    What that module imports is not looked at.
+    """
+    module = function_path.rpartition(":")[0]
+    if module.endswith(".py"):
+        return Path(module) if Path(module).is_file() else None
+    package = Path(*module.split("."))
+    # As the verifier's processes look: where the command was given, before what is installed.
+    for file in (package.with_suffix(".py"), package / "__init__.py"):
+        if file.is_file():
+            return file
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 def _head(path: Path) -> bytes:

@@ -1,22 +1,19 @@
 """Weights handed over within one process.
 
 The learner's own tensors are passed by reference and every generator copies them into its own, so
-a generator's weights never change under it. Owns the checksum half of invariant 3: what is
-published is counted here, what is loaded is counted by the receiver.
+a generator's weights never change under it. The checksum half of invariant 3: the learner counts
+what it publishes, every receiver what it has loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from torch import Tensor
-
-from headrace.models.weights import checksum
 from headrace.roles import Generator
 from headrace.types import WeightUpdate
 
-Export = Callable[[], Awaitable[Mapping[str, Tensor]]]
-"""Returns name -> weight in the generators' dtype; valid until the learner's next step."""
+Export = Callable[[], Awaitable[WeightUpdate]]
+"""Returns the weights in the generators' dtype; valid until the learner's next step."""
 
 
 class MemoryWeightSync:
@@ -28,9 +25,7 @@ class MemoryWeightSync:
 
     async def publish(self, policy_version: int) -> None:
         """See `WeightSync`."""
-        tensors = await self._export()
-        update = WeightUpdate(
-            policy_version=policy_version, tensors=tensors, checksum=checksum(tensors)
-        )
+        update = await self._export()
+        assert update.policy_version == policy_version, "the learner is at another version"
         for generator in self._generators:
             await generator.update_weights(update)

@@ -147,6 +147,10 @@ def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
             {"learner": {"num_minibatches": 4}, "max_staleness": 3, "groups_per_step": 2},
             "learner.num_minibatches = 4 with groups_per_step = 2",
         ),
+        (
+            {"objective": {"proximal": "recompute"}, "max_staleness": 2},
+            'objective.proximal = "recompute" with max_staleness = 2',
+        ),
     ],
 )
 def test_settings_that_cannot_be_meant_together_are_an_error(

@@ -51,7 +51,7 @@ class Lab:
 
     def update(self, decoder: Decoder, version: int = 1) -> WeightUpdate:
         tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
-        return WeightUpdate(policy_version=version, tensors=tensors, checksum=checksum(tensors))
+        return WeightUpdate(policy_version=version, tensors=tensors, checksum=checksum(tensors.items()))
 
     def request(
         self,

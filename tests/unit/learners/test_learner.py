@@ -309,12 +309,12 @@ def test_small_steps_move_the_masters_and_in_time_what_is_published_in_bfloat16(
         export_dtype=torch.bfloat16,
         learner__optimizer__learning_rate=1e-5,
     )
-    published = [asyncio.run(learner.export())]
+    published = [dict(asyncio.run(learner.export()).tensors)]
     masters = [weights(learner)]
     for _ in range(12):
         assert step(learner, batch).num_updates == 1
         masters.append(weights(learner))
-        published.append(asyncio.run(learner.export()))
+        published.append(dict(asyncio.run(learner.export()).tensors))
     assert all(share_changed(*two) > 0.9 for two in itertools.pairwise(masters))
     first, last = (share_changed(published[0], later) for later in (published[1], published[-1]))
     assert 0.0 <= first < last < 0.5
@@ -345,7 +345,7 @@ def test_what_is_published_in_float32_is_the_weights_themselves(
     make_learner: Callable[..., TorchLearner],
 ) -> None:
     learner = make_learner()
-    exported = asyncio.run(learner.export())
+    exported = asyncio.run(learner.export()).tensors
     parameters = dict(learner._decoder.named_parameters())
     assert exported.keys() == parameters.keys()
     assert all(exported[n].data_ptr() == parameters[n].data_ptr() for n in parameters)

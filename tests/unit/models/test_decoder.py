@@ -85,6 +85,9 @@ def test_the_norm_is_taken_in_fp32() -> None:
         ({"sliding_window": 5}, (None, None)),
         ({"model_type": "mistral", "sliding_window": 5}, (5, 5)),
         ({"model_type": "mistral", "sliding_window": None}, (None, None)),
+        # What transformers takes where the key is absent.
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, (None, 4096)),
         ({"model_type": "qwen2", "sliding_window": 5}, (None, None)),
         ({"model_type": "qwen2", "sliding_window": 5, "use_sliding_window": True}, (None, None)),
         (

@@ -28,7 +28,7 @@ class FakeGenerator:
 
     async def update_weights(self, update: WeightUpdate) -> None:
         tensors = {name: t.clone() for name, t in update.tensors.items() if name != self._loses}
-        if checksum(tensors) != update.checksum:
+        if checksum(tensors.items()) != update.checksum:
             msg = "lost a tensor"
             raise WeightSyncError(msg)
         self.held = tensors
@@ -41,8 +41,12 @@ class FakeGenerator:
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
 
-async def export() -> Mapping[str, Tensor]:
-    return WEIGHTS
+def published(version: int, tensors: Mapping[str, Tensor]) -> WeightUpdate:
+    return WeightUpdate(policy_version=version, tensors=tensors, checksum=checksum(tensors.items()))
+
+
+async def export() -> WeightUpdate:
+    return published(3, WEIGHTS)
 
 
 def test_every_generator_holds_the_weights_and_the_version_once_published() -> None:
@@ -61,9 +65,10 @@ def test_a_generator_that_lost_a_tensor_is_an_error_of_the_publisher() -> None:
 
 def test_each_publication_exports_anew() -> None:
     weight = torch.zeros(3)
+    versions = iter((0, 1))
 
-    async def export_now() -> Mapping[str, Tensor]:
-        return {"w": weight}
+    async def export_now() -> WeightUpdate:
+        return published(next(versions), {"w": weight})
 
     generator = FakeGenerator()
     sync = MemoryWeightSync(export_now, [generator])
@@ -77,3 +82,8 @@ def test_each_publication_exports_anew() -> None:
     asyncio.run(main())
     assert generator.held["w"].sum() == 3
     assert generator.versions == [0, 1]
+
+
+def test_weights_of_another_version_are_not_published_under_this_one() -> None:
+    with pytest.raises(AssertionError, match="another version"):
+        asyncio.run(MemoryWeightSync(export, [FakeGenerator()]).publish(4))

@@ -7,6 +7,7 @@ of two versions: `load` replaces all of them between two passes, on the thread t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -73,9 +74,13 @@ class ModelRunner:
         for name, weight in self._own_weights():
             weight.copy_(tensors[name])
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return name -> weight as held, read back from whatever form it is held in."""
-        return dict([*self._own_weights(), *self._products.read()])
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and weight as held, read back one by one from whatever form it is held in."""
+        held: dict[str, None] = {}
+        for name, weight in chain(self._own_weights(), self._products.read()):
+            if name not in held:  # a tied embedding is held twice
+                held[name] = None
+                yield name, weight
 
     def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self._decoder.named_parameters():
