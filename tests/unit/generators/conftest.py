@@ -51,7 +51,8 @@ class Lab:
 
     def update(self, decoder: Decoder, version: int = 1) -> WeightUpdate:
         tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
-        return WeightUpdate(policy_version=version, tensors=tensors, checksum=checksum(tensors.items()))
+        total = checksum(tensors.items())
+        return WeightUpdate(policy_version=version, tensors=tensors, checksum=total)
 
     def request(
         self,

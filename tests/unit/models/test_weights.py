@@ -81,4 +81,5 @@ def test_any_two_changed_signs_are_seen(dtype: torch.dtype) -> None:
 
 def test_two_exchanged_tensors_are_seen() -> None:
     first, second = torch.ones(3, 3), torch.full((3, 3), 2.0)
-    assert checksum({"a": first, "b": second}.items()) != checksum({"a": second, "b": first}.items())
+    exchanged = {"a": second, "b": first}
+    assert checksum({"a": first, "b": second}.items()) != checksum(exchanged.items())
