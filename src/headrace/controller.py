@@ -359,6 +359,7 @@ class Controller:
         rollouts = sum(group.group_size for group in groups)
         metrics |= {f"controller/time/{name}_seconds": value for name, value in seconds.items()}
         metrics |= {name: float(count) for name, count in counts.items()}
+        metrics |= self._parts.generator.metrics()
         metrics["generator/throughput/rollouts_per_second"] = rollouts / max(seconds["step"], 1e-9)
         # A step may be of groups that were all generated before it began.
         if seconds["generate"] > 0.0:
@@ -384,6 +385,8 @@ class Controller:
             plan, parts.generator, parts.verifier, self._plan.seed
         )
         metrics["controller/time/eval_seconds"] = time.monotonic() - began
+        # What an evaluation took of the engine is not part of the step that follows it.
+        parts.generator.metrics()
         self._evaluated_step = self._step_done
         parts.monitor.on_evaluation(
             EvaluationRecord(

@@ -6,7 +6,7 @@ work belongs in the role's own thread or process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +38,10 @@ class Generator(Protocol):
 
         Raises WeightSyncError when the loaded weights do not have the published checksum.
         """
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what is worth knowing of the time since the last call, by metric name."""
         ...
 
     async def close(self) -> None:

@@ -100,6 +100,9 @@ class FakeGenerator:
     async def update_weights(self, update: WeightUpdate) -> None:
         self.version = update.policy_version
 
+    def metrics(self) -> Mapping[str, float]:
+        return {"generator/engine/num_steps": float(self.num_groups)}
+
     async def close(self) -> None:
         self.closed = True
 

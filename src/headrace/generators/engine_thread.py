@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
 from headrace.generators.torch_engine.engine import Decode, Engine
 from headrace.generators.torch_engine.rollout_state import GroupCollector
+from headrace.generators.torch_engine.statistics import Statistics
 from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
 
 CLOSED = "the generator was closed"
@@ -72,6 +74,11 @@ class EngineThread:
             raise WeightSyncError(msg)
         return done
 
+    def take_statistics(self) -> Statistics:
+        """Return what was counted since the last call."""
+        taken, self._engine.statistics = self._engine.statistics, Statistics()
+        return taken
+
     def close(self, timeout_seconds: float) -> None:
         """Fail whatever is open and end the thread. Idempotent."""
         with self._gate:
@@ -89,11 +96,13 @@ class EngineThread:
     def _serve(self) -> None:
         """Waits for a command while there is no work; unblocked by `_send` and `close`."""
         while not self._closing.is_set():
+            began = time.monotonic()
             try:
                 command = self._inbox.get(block=not self._engine.has_work)
             except queue.Empty:
                 self._step()
                 continue
+            self._engine.statistics.idle_seconds += time.monotonic() - began
             match command:
                 case Submission():
                     self._admit(command)
@@ -157,6 +166,7 @@ class EngineThread:
         if self._closing.is_set():
             command.done.set_exception(WeightSyncError(f"version {version}: {CLOSED}"))
             return
+        began = time.monotonic()
         try:
             self._engine.load(command.update, self._on_update)
         except Exception as error:  # noqa: BLE001 - as in `_step`: the publisher must be answered
@@ -164,6 +174,7 @@ class EngineThread:
             failure.__cause__ = error
             command.done.set_exception(failure)
         else:
+            self._engine.statistics.update_seconds += time.monotonic() - began
             command.done.set_result(None)
 
     def _must_finish(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -108,6 +108,10 @@ class TorchGenerator:
             if not done.cancel():
                 # The tensors stop being valid when this returns: let a load that began end.
                 concurrent.futures.wait([done], STALL_SECONDS)
+
+    def metrics(self) -> Mapping[str, float]:
+        """See `Generator`."""
+        return self._engine.take_statistics().metrics()
 
     async def close(self) -> None:
         """See `Generator`."""

@@ -15,6 +15,7 @@ from headrace.generators.torch_engine.engine import Engine
 from headrace.generators.torch_engine.rollout_state import Begun, FinishedRollout, GroupCollector
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Part, Scheduler
+from headrace.generators.torch_engine.statistics import Statistics
 from headrace.models.decoder import Decoder
 from headrace.types import GenerationRequest, OnUpdate
 
@@ -212,10 +213,10 @@ def assert_alike(found: dict[str, list[Begun]], expected: dict[str, list[Begun]]
 def test_a_full_cache_sends_rollouts_back_and_changes_no_token(lab: Lab, num_blocks: int) -> None:
     roomy, _ = engine_of(lab, 32)
     expected = finished_of(roomy, many(lab))
-    assert roomy.num_preemptions == 0
+    assert roomy.statistics.num_preemptions == 0
     tight, _ = engine_of(lab, 32, num_blocks=num_blocks)
     assert_alike(finished_of(tight, many(lab)), expected)
-    assert tight.num_preemptions > 0
+    assert tight.statistics.num_preemptions > 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -372,3 +373,32 @@ def test_nothing_is_sampled_from_weights_that_did_not_arrive_whole(lab: Lab) -> 
         engine.load(broken, "keep")
     with pytest.raises(GeneratorFailure, match="version 2 did not arrive whole"):
         engine.step()
+
+
+# --- what is counted ----------------------------------------------------------------------------
+
+
+def test_the_engine_says_how_full_it_ran_and_what_it_found(lab: Lab) -> None:
+    engine, _ = engine_of(lab, 4)
+    requests = [lab.request("a", range(1, 10), size=2, max_tokens=4)]
+    finished_of(engine, requests)
+    finished_of(engine, [replace(requests[0], group_id="b")])
+    metrics = engine.statistics.metrics()
+    # A first step samples two tokens, so four tokens take three.
+    assert metrics["generator/engine/num_steps"] == 6
+    assert metrics["generator/engine/mean_running"] == 2
+    assert metrics["generator/cache/found_share"] == pytest.approx(8 / 18)
+    # Two whole blocks of the prompt, and one or two of each rollout's own.
+    assert metrics["generator/cache/max_blocks_held"] == 2 + 2
+    assert metrics["generator/engine/num_preemptions"] == 0
+    assert metrics["generator/first_token/p50_seconds"] <= metrics["generator/rollout/p99_seconds"]
+
+
+def test_what_was_not_counted_is_left_out() -> None:
+    assert set(Statistics().metrics()) == {
+        "generator/engine/num_steps",
+        "generator/engine/num_preemptions",
+        "generator/cache/max_blocks_held",
+        "generator/idle/no_requests_seconds",
+        "generator/idle/weights_seconds",
+    }

@@ -338,3 +338,21 @@ def test_seeds_of_torch_play_no_part(lab: Lab) -> None:
         torch.manual_seed(seed)
         found.append(lab.run(lab.decoder(), [lab.request("a", size=3)]))
     assert found[0] == found[1]
+
+
+def test_metrics_are_of_the_time_since_the_last_call(lab: Lab) -> None:
+    decoder = lab.decoder()
+
+    async def main() -> list[dict[str, float]]:
+        generator = lab.generator(decoder.config)
+        await generator.update_weights(lab.update(decoder))
+        await lab.collect(generator, [lab.request("a", size=2)])
+        found = [dict(generator.metrics()), dict(generator.metrics())]
+        await generator.close()
+        return found
+
+    first, second = asyncio.run(main())
+    assert first["generator/engine/num_steps"] > 0
+    assert first["generator/idle/weights_seconds"] > 0.0
+    assert second["generator/engine/num_steps"] == 0
+    assert "generator/rollout/p50_seconds" not in second

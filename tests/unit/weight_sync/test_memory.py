@@ -34,6 +34,9 @@ class FakeGenerator:
         self.held = tensors
         self.versions.append(update.policy_version)
 
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
     async def close(self) -> None:
         self.held = {}
 

@@ -8,6 +8,7 @@ policy version it was sampled under; weights change only between steps.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -28,6 +29,7 @@ from headrace.generators.torch_engine.rollout_state import (
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.sampling import draw, uniforms
 from headrace.generators.torch_engine.scheduler import Branch, Scheduler
+from headrace.generators.torch_engine.statistics import Statistics
 from headrace.models.weights import checksum
 from headrace.types import FinishReason, GenerationRequest, OnUpdate, WeightUpdate
 
@@ -48,8 +50,8 @@ class Engine:
         self._running = RunningRollouts()
         self._policy_version: int | None = None
         self._refusal = "asked to generate before the first update_weights"
-        self.num_preemptions = 0
-        """Times a running rollout gave its blocks back for others."""
+        self.statistics = Statistics()
+        """Since somebody last put new ones in their place."""
 
     @property
     def has_work(self) -> bool:
@@ -126,10 +128,17 @@ class Engine:
             raise GeneratorFailure(self._refusal)
         finished = self._prefill()
         self._make_room()
+        self._count()
         if len(self._running):
             self._sample(slice(0, len(self._running)), self._runner.decode(self._running))
             finished += self._retire()
         return finished
+
+    def _count(self) -> None:
+        statistics = self.statistics
+        statistics.num_steps += bool(self._running)
+        statistics.num_running += len(self._running)
+        statistics.most_held = max(statistics.most_held, self._blocks.num_held)
 
     def drop(self, collectors: AbstractSet[GroupCollector]) -> None:
         """Take back every rollout of ``collectors``, running or waiting."""
@@ -150,6 +159,7 @@ class Engine:
         if not parts:
             return []
         self._runner.reserve(self._blocks.num_touched)
+        self.statistics.num_prefilled += sum(part.num_tokens for part in parts)
         logits = self._runner.prefill(parts)
         first = len(self._running)
         counts = [self._start(branch) for branch in self._scheduler.finished(parts)]
@@ -157,7 +167,14 @@ class Engine:
             return []
         repeats = torch.tensor(counts, device=logits.device)
         self._sample(slice(first, len(self._running)), logits.repeat_interleave(repeats, dim=0))
+        self._note_first_tokens(self._running.tickets[first:])
         return self._retire()
+
+    def _note_first_tokens(self, tickets: Sequence[Ticket]) -> None:
+        now = time.monotonic()
+        self.statistics.first_token_seconds += [
+            now - ticket.collector.submitted_at for ticket in tickets if ticket.begun == NOTHING
+        ]
 
     def _start(self, branch: Branch) -> int:
         """Let the rollouts of a prefilled branch run; return how many there was room for.
@@ -165,6 +182,7 @@ class Engine:
         Whole blocks are shared. A last one that is not full will be written to, so every rollout
         but the first gets a copy of it; those for which there is no block wait once more.
         """
+        self.statistics.num_found += branch.num_found
         num_whole = len(branch.token_ids) // self._blocks.block_size
         whole, rest = branch.blocks[:num_whole], branch.blocks[num_whole:]
         room = self._blocks.num_available if rest else len(branch.tickets)
@@ -196,7 +214,7 @@ class Engine:
         return (self._running.cached_length >= held).nonzero().flatten()
 
     def _preempt_youngest(self) -> None:
-        self.num_preemptions += 1
+        self.statistics.num_preemptions += 1
         row = len(self._running) - 1
         ticket = replace(self._running.tickets[row], begun=self._running.sampled(row))
         gone = torch.arange(len(self._running)) == row
@@ -229,6 +247,7 @@ class Engine:
     def _collect(self, row: int, reason: FinishReason) -> bool:
         ticket, sampled = self._running.tickets[row], self._running.sampled(row)
         self._keep_findable(row, ticket, sampled)
+        self.statistics.rollout_seconds.append(time.monotonic() - ticket.collector.submitted_at)
         rollout = FinishedRollout(
             rollout_index=ticket.rollout_index, sampled=sampled, finish_reason=reason
         )

@@ -6,6 +6,7 @@ never in between.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -88,6 +89,7 @@ class GroupCollector:
     """
 
     request: GenerationRequest
+    submitted_at: float = field(default_factory=time.monotonic)
     finished: list[FinishedRollout] = field(default_factory=list)
 
     def add(self, rollout: FinishedRollout) -> bool:

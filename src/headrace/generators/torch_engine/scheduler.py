@@ -33,6 +33,8 @@ class Branch:
     """Of ``token_ids``, once admitted."""
     num_cached: int = 0
     """Leading tokens whose keys and values are in ``blocks``."""
+    num_found: int = 0
+    """Those of them that were there before."""
 
     @property
     def num_left(self) -> int:
@@ -183,7 +185,7 @@ class Scheduler:
             self._blocks.release(known)
             return False
         branch.blocks = known + self._blocks.take(missing)
-        branch.num_cached = len(known) * self._blocks.block_size
+        branch.num_cached = branch.num_found = len(known) * self._blocks.block_size
         return True
 
     def drop(self, collectors: AbstractSet[GroupCollector]) -> None:
