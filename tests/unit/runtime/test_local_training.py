@@ -1,0 +1,76 @@
+"""One real training that runs ahead of its learner: it ends, and nothing is lost or too stale."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes import FakeMonitor
+
+from headrace.runtime.local import LocalRun
+from headrace.runtime.preflight import PreparedRun
+from headrace.types import RolloutGroup, StepRecord
+
+BOUND = 3
+SETTINGS = (
+    "num_steps=null",
+    "num_epochs=1",
+    "groups_per_step=2",
+    "group_size=4",
+    f"max_staleness={BOUND}",
+    "learner.num_minibatches=2",
+    "learner.optimizer.schedule=linear",
+    # The KL term moves the weights whatever the rewards are: every planned update is made.
+    "objective.kl_coefficient=0.01",
+    "checkpoint.every=2",
+    "checkpoint.keep=3",
+    "monitors.rollouts_every=3",
+    "eval.every=3",
+)
+
+
+def versions(group: RolloutGroup) -> list[int]:
+    return [span.policy_version for r in group.rollouts for span in r.version_spans]
+
+
+@pytest.mark.parametrize("on_update", ["wait", "keep", "recompute", "restart"])
+def test_a_training_that_runs_ahead_ends_trains_every_prompt_once_and_stays_within_its_bound(
+    prepare: Callable[..., PreparedRun], tmp_path: Path, on_update: str
+) -> None:
+    records: list[StepRecord] = []
+    prepared = prepare(*SETTINGS, f"generator.on_update={on_update}")
+    monitor = FakeMonitor(on_each_step=records.append)
+    run = LocalRun(prepared=prepared, output=tmp_path / "run", extra_monitors=(monitor,))
+
+    outcome = asyncio.run(run.train())
+
+    assert (outcome.num_steps_done, outcome.policy_version, outcome.stopped_early) == (7, 14, False)
+    prompts = Counter(group.prompt.prompt_id for record in records for group in record.groups)
+    assert prompts == Counter(prompt.prompt_id for prompt in prepared.train.prompts)
+    staleness = [record.metrics["learner/staleness/max"] for record in records]
+    assert max(staleness) <= BOUND
+    assert max(staleness) > 0 or on_update != "wait", "or nothing ran ahead"
+    for record in records:
+        # The last minibatch of the step meets the weights of all its updates but one.
+        newest = record.policy_version - 1
+        assert newest - min(v for g in record.groups for v in versions(g)) <= BOUND
+
+
+def test_a_run_keeps_the_checkpoints_rollouts_and_evaluations_that_its_recipe_asks_for(
+    prepare: Callable[..., PreparedRun], tmp_path: Path
+) -> None:
+    monitor = FakeMonitor()
+    output = tmp_path / "run"
+
+    asyncio.run(
+        LocalRun(prepared=prepare(*SETTINGS), output=output, extra_monitors=(monitor,)).train()
+    )
+
+    kept = sorted(path.name for path in (output / "checkpoints").iterdir())
+    assert kept == ["step-000004", "step-000006", "step-000007"], "of those at 2, 4, 6 and the end"
+    assert [record.step for record in monitor.evaluations] == [0, 3, 6, 7]
+    rollouts = {path.name for path in (output / "rollouts").glob("step-*")}
+    assert rollouts == {f"step-{step:06d}.parquet" for step in (1, 3, 6, 7)}

@@ -1,0 +1,350 @@
+"""What a recipe says reaches the part it is meant for. No value here is the default."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from headrace.controller import Controller
+from headrace.generators.torch_engine.kv_cache import block_bytes
+from headrace.generators.torch_generator import BLOCK_SIZE
+from headrace.learners import TorchLearner
+from headrace.runtime.local import LocalRun
+from headrace.runtime.preflight import PreparedRun
+from headrace.types import (
+    Outcome,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Verdict,
+    VersionSpan,
+    derive_seed,
+)
+
+Start = Callable[..., Controller]
+Prepare = Callable[..., PreparedRun]
+
+EOS = 1
+NO_EVALUATION = "data.eval=null"
+TWO_UPDATES = ("groups_per_step=2", "learner.num_minibatches=2", "max_staleness=5")
+
+
+def group(name: str) -> RolloutGroup:
+    """Two rollouts of three tokens, one of them better."""
+    rollouts = tuple(
+        Rollout(
+            rollout_index=index,
+            completion_ids=(3, 4 + index, 5),
+            loss_mask=(True,) * 3,
+            generator_logprobs=(-2.0,) * 3,
+            version_spans=(VersionSpan(policy_version=0, start=0, end=3),),
+            finish_reason="stop",
+            text="",
+        )
+        for index in range(2)
+    )
+    verdicts = (
+        Verdict(outcome=Outcome.PASS, reward=1.0, verifier="fake"),
+        Verdict(outcome=Outcome.WRONG, reward=0.0, verifier="fake"),
+    )
+    prompt = Prompt(prompt_id=name, source="train", text="", token_ids=(2, 6))
+    return RolloutGroup(
+        group_id=f"0/{name}",
+        prompt=prompt,
+        rollouts=rollouts,
+        sampling=SamplingParams(),
+        verdicts=verdicts,
+    )
+
+
+def learner_of(controller: Controller) -> TorchLearner:
+    learner = controller._parts.learner
+    assert isinstance(learner, TorchLearner)
+    return learner
+
+
+# --- how long, how much, in which order -----------------------------------------------------------
+
+
+def test_the_plan_of_a_run_is_the_one_of_its_recipe(start: Start) -> None:
+    settings = ("seed=7", "num_steps=5", "groups_per_step=3", "group_size=2", "checkpoint.every=4")
+    plan = start(*settings, NO_EVALUATION)._plan
+
+    assert (plan.seed, plan.num_steps, plan.checkpoint_every) == (7, 5, 4)
+    assert (plan.groups_per_step, plan.group_size) == (3, 2)
+    assert (plan.start_step, plan.start_version, plan.evaluation) == (0, 0, None)
+
+
+def test_a_number_of_epochs_becomes_as_many_steps_as_its_prompts_fill(start: Start) -> None:
+    controller = start("num_steps=null", "num_epochs=3", NO_EVALUATION)
+
+    assert controller._plan.num_steps == 11, "3 * 14 prompts in batches of 4, the last one short"
+
+
+@pytest.mark.parametrize(
+    ("bound", "minibatches", "num_batches"), [(5, 2, 3), (5, 1, 6), (3, 2, 2), (4, 3, 1)]
+)
+def test_the_buffer_knows_the_bound_and_the_updates_of_a_step(
+    start: Start, bound: int, minibatches: int, num_batches: int
+) -> None:
+    controller = start(
+        f"max_staleness={bound}",
+        f"learner.num_minibatches={minibatches}",
+        "groups_per_step=3",
+        NO_EVALUATION,
+    )
+
+    assert controller._parts.buffer.num_slots == 3 * num_batches
+
+
+def drawn(start: Start, *settings: str) -> list[str]:
+    """Return the id of everything a run would draw."""
+    ids: list[str] = []
+
+    def look(controller: Controller) -> None:
+        ids.extend(draw.group_id for draw in iter(controller._parts.stream.draw, None))
+
+    start("num_steps=null", "num_epochs=3", NO_EVALUATION, *settings, look=look)
+    return ids
+
+
+def test_without_shuffle_every_epoch_is_in_the_order_of_the_file(
+    start: Start, prepare: Prepare
+) -> None:
+    names = [prompt.prompt_id for prompt in prepare().train.prompts]
+
+    expected = [f"{epoch}/{name}" for epoch in range(3) for name in names]
+    assert drawn(start, "data.shuffle=false") == expected
+
+
+def test_prompts_are_shuffled_by_the_seed_of_the_run(start: Start, prepare: Prepare) -> None:
+    names = [prompt.prompt_id for prompt in prepare().train.prompts]
+
+    def in_order(epoch: int) -> list[str]:
+        return sorted(names, key=lambda name: derive_seed(7, "data", epoch, name))
+
+    expected = [f"{epoch}/{name}" for epoch in range(3) for name in in_order(epoch)]
+    assert drawn(start, "seed=7") == expected
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def test_the_tokenizers_end_of_sequence_ends_training_rollouts(start: Start) -> None:
+    sampling = start(
+        "sampling.stop_token_ids=[9]",
+        "sampling.temperature=0.8",
+        "sampling.max_tokens=6",
+        NO_EVALUATION,
+    )._plan.sampling
+
+    assert sampling.stop_token_ids == (EOS, 9)
+    assert (sampling.temperature, sampling.max_tokens) == (0.8, 6)
+
+
+def test_the_tokenizers_end_of_sequence_ends_evaluation_rollouts(start: Start) -> None:
+    settings = (
+        "eval.sampling.stop_token_ids=[8]",
+        "eval.sampling.temperature=0.5",
+        "eval.sampling.max_tokens=3",
+        "eval.every=7",
+        "eval.num_rollouts=3",
+        "eval.pass_at_k=[2, 3]",
+    )
+    plan = start(*settings)._plan.evaluation
+
+    assert plan is not None
+    sampled = SamplingParams(temperature=0.5, max_tokens=3, stop_token_ids=(EOS, 8))
+    greedy = SamplingParams(temperature=0.0, max_tokens=3, stop_token_ids=(EOS, 8))
+    assert plan.modes == {"greedy": (1, greedy), "sampled": (3, sampled)}
+    assert (plan.every, plan.pass_at_k, len(plan.prompts)) == (7, (2, 3), 3)
+
+
+def test_an_evaluation_without_sampling_of_its_own_takes_that_of_training(start: Start) -> None:
+    plan = start("sampling.stop_token_ids=[9]", "sampling.max_tokens=6")._plan.evaluation
+
+    assert plan is not None
+    assert {params.stop_token_ids for _, params in plan.modes.values()} == {(EOS, 9)}
+    assert {params.max_tokens for _, params in plan.modes.values()} == {6}
+
+
+# --- learner and generator ------------------------------------------------------------------------
+
+
+def test_the_learning_rate_falls_over_every_update_of_the_run(start: Start) -> None:
+    controller = start(
+        *TWO_UPDATES,
+        "num_steps=5",
+        "learner.optimizer.schedule=linear",
+        "learner.optimizer.learning_rate=0.5",
+        NO_EVALUATION,
+    )
+
+    result = learner_of(controller)._step([group("a"), group("b")])
+
+    assert result.num_updates == 2
+    # The second of 5 * 2 updates: nine tenths of the peak are left.
+    assert result.metrics["learner/optimizer/learning_rate"] == pytest.approx(0.5 * 9 / 10)
+
+
+class Products(TorchDispatchMode):
+    """Remembers the dtypes that matrices were multiplied in, forward and backward."""
+
+    NAMES = ("mm", "addmm", "bmm", "linear")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if func.overloadpacket.__name__ in self.NAMES:
+            self.dtypes |= {leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_the_learners_products_run_in_the_dtype_of_the_recipe(start: Start, name: str) -> None:
+    # The generator's dtype is the other one: neither may be taken for the other.
+    other = {"bfloat16": "float32", "float32": "bfloat16"}[name]
+    controller = start(
+        f"learner.compute_dtype={name}", f"generator.dtype={other}", *TWO_UPDATES, NO_EVALUATION
+    )
+
+    with Products() as products:
+        learner_of(controller)._step([group("a")])
+
+    assert products.dtypes == {getattr(torch, name)}
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
+def test_weights_are_exported_in_the_generators_dtype_and_held_in_it(
+    start: Start, name: str
+) -> None:
+    # The first weights are published: such as are not of the generator's dtype would end the run.
+    other = {"float32": "bfloat16"}.get(name, "float32")
+    controller = start(f"generator.dtype={name}", f"learner.compute_dtype={other}", NO_EVALUATION)
+
+    assert controller._parts.generator._engine._engine._runner._cache.dtype == getattr(torch, name)
+    masters = learner_of(controller)._decoder.parameters()
+    assert {parameter.dtype for parameter in masters} == {torch.float32}
+
+
+def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Prepare) -> None:
+    controller = start(
+        "generator.max_concurrent_rollouts=3",
+        "generator.max_prefill_tokens=5",
+        "generator.on_update=recompute",
+        "generator.max_cache_gib=0.001",
+        "generator.dtype=bfloat16",
+        NO_EVALUATION,
+    )
+
+    generator = controller._parts.generator
+    scheduler = generator._engine._engine._scheduler
+    assert (scheduler._max_running, scheduler._max_prefill_tokens) == (3, 5)
+    assert generator._engine._on_update == "recompute"
+    block = block_bytes(prepare().model.decoder_config, BLOCK_SIZE, torch.bfloat16)
+    assert generator._max_cached_tokens == int(0.001 * 2**30) // block * BLOCK_SIZE
+
+
+def test_the_number_of_threads_is_that_of_the_recipe(start: Start) -> None:
+    torch.set_num_threads(1)
+
+    start("num_threads=2", NO_EVALUATION)
+
+    assert torch.get_num_threads() == 2
+
+
+# --- resuming -------------------------------------------------------------------------------------
+
+
+def steps_on_record(output: Path) -> list[tuple[str, int]]:
+    text = (output / "metrics.jsonl").read_text(encoding="utf-8")
+    return [(line["kind"], line["step"]) for line in map(json.loads, text.splitlines())]
+
+
+def settled_steps(output: Path) -> set[int]:
+    ledger = sqlite3.connect(output / "ledger.sqlite")
+    rows = ledger.execute("SELECT DISTINCT step FROM settled").fetchall()
+    ledger.close()
+    return {step for (step,) in rows}
+
+
+def pretend_that_step_3_was_made(output: Path) -> None:
+    """Leave what a run leaves that is killed after its third step, the second one kept."""
+    ledger = sqlite3.connect(output / "ledger.sqlite")
+    with ledger:
+        ledger.execute("INSERT INTO settled VALUES (9, 'gone', 3, NULL)")
+    ledger.close()
+    for name, line in {
+        "metrics.jsonl": {"kind": "step", "step": 3, "time": 0.0, "metrics": {}},
+        "events.jsonl": {"kind": "gone", "step": 3, "time": 0.0, "message": ""},
+    }.items():
+        with (output / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    (output / "rollouts").mkdir(exist_ok=True)
+    (output / "rollouts/step-000003.parquet").write_bytes(b"")
+
+
+# The KL term moves the weights whatever the rewards are: every planned update is made.
+TRAINED = (*TWO_UPDATES, "objective.kl_coefficient=0.1", "checkpoint.every=2")
+
+
+@pytest.fixture
+def trained(prepare: Prepare, tmp_path: Path) -> Path:
+    """A run of two steps of two updates, with its checkpoint."""
+    run = LocalRun(prepared=prepare(*TRAINED, "num_steps=2"), output=tmp_path / "trained")
+    assert asyncio.run(run.train()).policy_version == 4
+    return run.output
+
+
+def test_a_resumed_run_forgets_all_that_followed_its_checkpoint_and_nothing_else(
+    start: Start, trained: Path
+) -> None:
+    pretend_that_step_3_was_made(trained)
+    before = [line for line in steps_on_record(trained) if line != ("step", 3)]
+
+    def look(controller: Controller) -> None:
+        assert settled_steps(trained) == {1, 2}
+        assert controller._parts.ledger.settled(9) == frozenset()
+        assert steps_on_record(trained) == before
+        assert '"gone"' not in (trained / "events.jsonl").read_text(encoding="utf-8")
+        assert not (trained / "rollouts/step-000003.parquet").exists()
+
+    controller = start(
+        *TRAINED,
+        "num_steps=4",
+        look=look,
+        output=str(trained.relative_to(trained.parent)),
+        resume=True,
+    )
+
+    assert controller._plan.start_step == 2
+    assert controller._plan.start_version == learner_of(controller).policy_version == 4
+
+
+def test_without_a_checkpoint_a_resumed_run_begins_its_record_again(
+    start: Start, tmp_path: Path
+) -> None:
+    start(output="run")
+    assert steps_on_record(tmp_path / "run") == [("evaluation", 0)]
+
+    start(output="run", resume=True)
+
+    assert steps_on_record(tmp_path / "run") == [("evaluation", 0)]
