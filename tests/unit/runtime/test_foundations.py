@@ -1,4 +1,4 @@
-"""Small things that runs rest on and that show nowhere else: one rounding, one factor, one pragma."""
+"""What runs rest on and what shows nowhere else: one rounding, one factor, one pragma."""
 
 from __future__ import annotations
 
