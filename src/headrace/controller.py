@@ -200,7 +200,8 @@ class Controller:
             if not wanted:
                 await self._refill.wait()
                 self._refill.clear()
-            elif not draws:
+                continue
+            if not draws:
                 await self._parts.buffer.close_admission()
                 return
             await self._wave(dict(zip(tickets, draws, strict=False)))
@@ -327,7 +328,7 @@ class Controller:
             await self._parts.weight_sync.publish(result.policy_version)
         ended = time.monotonic()
         self._learner_since = None
-        staleness = self._staleness(groups)
+        staleness = self._staleness(groups, result.num_updates)
         self._policy_version = result.policy_version
         self._step_done += 1
         dropped, self._dropped = self._dropped, {}
@@ -342,10 +343,11 @@ class Controller:
         counts = {"learner/staleness/max": staleness, "verifier/groups/num_dropped": len(dropped)}
         self._report(groups, result, seconds, counts)
 
-    def _staleness(self, groups: Sequence[RolloutGroup]) -> int:
-        """Return the largest staleness in the batch, when it was taken."""
+    def _staleness(self, groups: Sequence[RolloutGroup], num_updates: int) -> int:
+        """Return the largest staleness in the batch, when its last update trained on it."""
         versions = [group.oldest_version for group in groups]
-        return max((self._policy_version - v for v in versions if v is not None), default=0)
+        oldest = max((self._policy_version - v for v in versions if v is not None), default=0)
+        return oldest + max(num_updates - 1, 0)
 
     def _report(
         self,

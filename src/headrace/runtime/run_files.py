@@ -151,7 +151,7 @@ def _recorded(directory: Path) -> dict[str, Any] | None:
         found = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    sections = ("model", "data", "learner") if isinstance(found, dict) else ()
+    sections = ("model", "data", "generator", "learner") if isinstance(found, dict) else ()
     known = sections and all(isinstance(found.get(name), dict) for name in sections)
     return found if known else None
 
@@ -197,7 +197,10 @@ def _source_of(function_path: str) -> Path | None:
     for file in (package.with_suffix(".py"), package / "__init__.py"):
         if file.is_file():
             return file
-    spec = importlib.util.find_spec(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        return None
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
