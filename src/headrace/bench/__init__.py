@@ -56,7 +56,7 @@ def run_benchmark(name: str, against: str | None, progress: Progress) -> BenchRe
             "are of a busy machine"
         )
     figures = benchmark.measure(against, progress)
-    versions = installed_versions([] if against is None else [PEER_PACKAGES[against]])
+    versions = installed_versions([] if against is None else [PEER_PACKAGES.get(against, against)])
     return BenchResult(name=name, machine=machine, versions=versions, figures=figures)
 
 

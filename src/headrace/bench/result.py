@@ -20,8 +20,8 @@ Figures: TypeAlias = Mapping[str, float]
 
 _PACKAGES = ("headrace", "torch", "transformers", "numpy")
 
-PEER_PACKAGES: Mapping[str, str] = {"trl": "trl", "hf": "transformers"}
-"""Peer -> the Python package whose version goes with its figures."""
+PEER_PACKAGES: Mapping[str, str] = {"hf": "transformers"}
+"""Peer -> the Python package whose version goes with its figures, where their names differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Benchmark:
     measure: Callable[[str | None, Progress], Figures]
     """Takes the peer, or None for headrace alone; raises HeadraceError."""
     peers: tuple[str, ...] = ()
-    """What it can be measured against: names in `PEER_PACKAGES`."""
+    """What it can be measured against; each names a Python package, or is in `PEER_PACKAGES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 @pytest.mark.usefixtures("packs")
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_rows", [1, 3, 70])
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 70])
 def test_products_are_those_of_the_decoders_own_modules(
     lab: Lab, shape: dict[str, Any], num_rows: int
 ) -> None:
@@ -69,6 +69,27 @@ def test_what_was_loaded_does_not_change_with_the_learners_tensors(lab: Lab) -> 
     for parameter in decoder.parameters():
         parameter.zero_()
     assert all(torch.equal(content, before[name]) for name, content in own.read())
+
+
+def test_few_numbers_of_rows_are_multiplied_however_many_rollouts_run(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_pack(torch.float32):
+        pytest.skip("this machine's oneDNN does not pack fp32")
+    decoder = lab.decoder()
+    own = PackedProducts(decoder, torch.float32, CPU)
+    own.load(lab.update(decoder).tensors)
+    multiplied: set[int] = set()
+    pad = torch.nn.functional.pad
+
+    def noted(hidden: torch.Tensor, widths: tuple[int, ...]) -> torch.Tensor:
+        multiplied.add(len(hidden) + widths[-1])
+        return pad(hidden, widths)
+
+    monkeypatch.setattr(module.functional, "pad", noted)
+    for num_rows in range(1, 200):
+        own.logits(torch.randn(num_rows, decoder.config.hidden_size))
+    assert multiplied == set(range(32, 209, 16))
 
 
 def test_a_type_that_cannot_be_packed_is_found_out_by_trying() -> None:

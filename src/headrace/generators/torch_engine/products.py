@@ -22,6 +22,9 @@ from headrace.models.decoder import Decoder
 PACKED_ROWS = 64
 """Rows that the packed layout is chosen for; it serves other numbers about as well."""
 
+ROW_STEP = 16
+"""Packed products of more rows than this are made of a multiple of it."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Unit:
@@ -110,10 +113,16 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _packed_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    # oneDNN compiles and keeps a kernel for every number of rows it meets; the running rollouts
+    # become fewer one by one, which would make thousands of them.
+    num_rows = len(hidden)
+    missing = -num_rows % ROW_STEP if num_rows > ROW_STEP else 0
+    if missing:
+        hidden = functional.pad(hidden, (0, 0, 0, missing))
     # torch names the operators of its compiled models with an underscore; `can_pack` asks for them.
     operators = torch.ops.mkldnn
     product: Tensor = operators._linear_pointwise(hidden, weight, bias, "none", [], "")  # noqa: SLF001
-    return product
+    return product[:num_rows]
 
 
 @cache
