@@ -363,10 +363,9 @@ class Controller:
         metrics |= {name: float(count) for name, count in counts.items()}
         metrics |= self._parts.generator.metrics()
         metrics["generator/throughput/rollouts_per_second"] = rollouts / max(seconds["step"], 1e-9)
-        # A step may be of groups that were all generated before it began.
-        if seconds["generate"] > 0.0:
-            per_second = tokens / seconds["generate"]
-            metrics["generator/throughput/tokens_per_second"] = per_second
+        if seconds["generate"] > 0.0:  # a step may be of groups generated before it began
+            speed = tokens / seconds["generate"]
+            metrics["generator/throughput/tokens_per_second"] = speed
         self._parts.monitor.on_step(
             StepRecord(
                 step=self._step_done,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.generators.torch_engine import products as module
-from headrace.generators.torch_engine.products import PackedProducts, can_pack
+from headrace.generators.torch_engine.products import PackedProducts, can_pack, rounded_rows
 
 if TYPE_CHECKING:
     from tests.unit.generators.conftest import Lab
@@ -71,25 +71,12 @@ def test_what_was_loaded_does_not_change_with_the_learners_tensors(lab: Lab) -> 
     assert all(torch.equal(content, before[name]) for name, content in own.read())
 
 
-def test_few_numbers_of_rows_are_multiplied_however_many_rollouts_run(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not can_pack(torch.float32):
-        pytest.skip("this machine's oneDNN does not pack fp32")
-    decoder = lab.decoder()
-    own = PackedProducts(decoder, torch.float32, CPU)
-    own.load(lab.update(decoder).tensors)
-    multiplied: set[int] = set()
-    pad = torch.nn.functional.pad
-
-    def noted(hidden: torch.Tensor, widths: tuple[int, ...]) -> torch.Tensor:
-        multiplied.add(len(hidden) + widths[-1])
-        return pad(hidden, widths)
-
-    monkeypatch.setattr(module.functional, "pad", noted)
-    for num_rows in range(1, 200):
-        own.logits(torch.randn(num_rows, decoder.config.hidden_size))
-    assert multiplied == set(range(32, 209, 16))
+def test_few_numbers_of_rows_are_multiplied_however_many_rollouts_run() -> None:
+    made = [rounded_rows(num_rows) for num_rows in range(1, 1025)]
+    assert len(set(made)) == 5 + 8 + 8 + 8 + 7
+    for num_rows, rounded in enumerate(made, start=1):
+        assert num_rows <= rounded
+        assert rounded - num_rows < max(16, num_rows / 8)
 
 
 def test_a_type_that_cannot_be_packed_is_found_out_by_trying() -> None:

@@ -22,8 +22,8 @@ from headrace.models.decoder import Decoder
 PACKED_ROWS = 64
 """Rows that the packed layout is chosen for; it serves other numbers about as well."""
 
-ROW_STEP = 16
-"""Packed products of more rows than this are made of a multiple of it."""
+FULL_ROWS = 16
+"""Packed products of more rows are made of a multiple of this, of fewer of a power of two."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -112,13 +112,23 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
+def rounded_rows(num_rows: int) -> int:
+    """Return a number of rows not below ``num_rows`` and above it by an eighth at most.
+
+    Below `FULL_ROWS`, where time is that of reading the weights, the next power of two.
+    """
+    power = 1 << max(num_rows - 1, 0).bit_length()
+    if num_rows <= FULL_ROWS:
+        return power
+    step = max(FULL_ROWS, power // 16)
+    return -(-num_rows // step) * step
+
+
 def _packed_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # oneDNN compiles and keeps a kernel for every number of rows it meets; the running rollouts
     # become fewer one by one, which would make thousands of them.
     num_rows = len(hidden)
-    missing = -num_rows % ROW_STEP if num_rows > ROW_STEP else 0
-    if missing:
-        hidden = functional.pad(hidden, (0, 0, 0, missing))
+    hidden = functional.pad(hidden, (0, 0, 0, rounded_rows(num_rows) - num_rows))
     # torch names the operators of its compiled models with an underscore; `can_pack` asks for them.
     operators = torch.ops.mkldnn
     product: Tensor = operators._linear_pointwise(hidden, weight, bias, "none", [], "")  # noqa: SLF001
