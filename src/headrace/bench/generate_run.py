@@ -63,13 +63,12 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
 
     from headrace.generators import TorchGenerator
     from headrace.models.checkpoint import load_decoder
-    from headrace.models.weights import checksum
-    from headrace.types import WeightUpdate
+    from headrace.models.weights import weight_update
 
     dtype = getattr(torch, plan.dtype)
     decoder = load_decoder(Path(plan.model), dtype)
     tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
-    update = WeightUpdate(policy_version=0, tensors=tensors, checksum=checksum(tensors.items()))
+    update = weight_update(0, tensors)
 
     async def main() -> dict[str, Any]:
         generator = TorchGenerator(

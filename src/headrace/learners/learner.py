@@ -32,7 +32,7 @@ from headrace.learners.optimizer import (
 from headrace.learners.packing import Microbatch, Selection, microbatches, select
 from headrace.learners.state import LearnerCounters, load_state, save_state
 from headrace.models.decoder import Decoder
-from headrace.models.weights import checksum
+from headrace.models.weights import weight_update
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 T = TypeVar("T")
@@ -113,11 +113,7 @@ class TorchLearner:
             name: parameter.detach().to(self._export_dtype)
             for name, parameter in self._decoder.named_parameters()
         }
-        return WeightUpdate(
-            policy_version=self._counters.policy_version,
-            tensors=tensors,
-            checksum=checksum(tensors.items()),
-        )
+        return weight_update(self._counters.policy_version, tensors)
 
     @property
     def policy_version(self) -> int:

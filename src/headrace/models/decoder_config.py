@@ -131,8 +131,8 @@ class _Reader:
     def get(self, key: str, default: object = None) -> Any:  # noqa: ANN401 - whatever JSON can hold
         return self.values.get(key, default)
 
-    def whole(self, key: str) -> int:
-        value = self.get(key)
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.refuse(key, "must be a positive whole number")
         return value
@@ -249,11 +249,9 @@ SLIDING_WINDOW = 4096
 
 def _windows(read: _Reader, family: Family, num_layers: int) -> tuple[int | None, ...]:
     # Null means none; a key that is absent, what transformers' classes of these families take.
-    window = read.get("sliding_window", SLIDING_WINDOW)
-    if family == "llama" or window is None:
+    if family == "llama" or read.get("sliding_window", SLIDING_WINDOW) is None:
         return (None,) * num_layers
-    if window != SLIDING_WINDOW:
-        window = read.whole("sliding_window")
+    window = read.whole("sliding_window", SLIDING_WINDOW)
     if family == "mistral":
         return (window,) * num_layers
     if not read.flag("use_sliding_window"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
+
+from headrace.types import WeightUpdate
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _MODULUS = (1 << 61) - 1
@@ -28,6 +30,13 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> int:
         # An odd factor for each name, so that two exchanged tensors do not cancel.
         total += (2 * zlib.crc32(head) + 1) * (_content(tensor) + 1)
     return total % _MODULUS
+
+
+def weight_update(policy_version: int, tensors: Mapping[str, Tensor]) -> WeightUpdate:
+    """Return ``tensors``, by reference, as they are published: with version and checksum."""
+    return WeightUpdate(
+        policy_version=policy_version, tensors=tensors, checksum=checksum(tensors.items())
+    )
 
 
 def _content(tensor: Tensor) -> int:

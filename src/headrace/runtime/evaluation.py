@@ -14,7 +14,7 @@ import torch
 from headrace.controller import evaluate_prompts
 from headrace.errors import ConfigError, VerifierFailure
 from headrace.models.checkpoint import load_decoder
-from headrace.models.weights import checksum
+from headrace.models.weights import weight_update
 from headrace.runtime.local import build_generator, evaluation_plan
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
@@ -49,8 +49,7 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
 
     async def export() -> WeightUpdate:
         tensors = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
-        total = checksum(tensors.items())
-        return WeightUpdate(policy_version=0, tensors=tensors, checksum=total)
+        return weight_update(0, tensors)
 
     async with AsyncExitStack() as stack:
         generator = build_generator(prepared)

@@ -12,7 +12,7 @@ from headrace.generators import TorchGenerator
 from headrace.models.attention import PackedCausal, positions_of
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.weights import checksum
+from headrace.models.weights import weight_update
 from headrace.types import (
     GenerationRequest,
     Prompt,
@@ -51,8 +51,7 @@ class Lab:
 
     def update(self, decoder: Decoder, version: int = 1) -> WeightUpdate:
         tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
-        total = checksum(tensors.items())
-        return WeightUpdate(policy_version=version, tensors=tensors, checksum=total)
+        return weight_update(version, tensors)
 
     def request(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import WeightSyncError
-from headrace.models.weights import checksum
+from headrace.models.weights import checksum, weight_update
 from headrace.types import GenerationRequest, RolloutGroup, WeightUpdate
 from headrace.weight_sync import MemoryWeightSync
 
@@ -44,12 +44,8 @@ class FakeGenerator:
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
 
-def published(version: int, tensors: Mapping[str, Tensor]) -> WeightUpdate:
-    return WeightUpdate(policy_version=version, tensors=tensors, checksum=checksum(tensors.items()))
-
-
 async def export() -> WeightUpdate:
-    return published(3, WEIGHTS)
+    return weight_update(3, WEIGHTS)
 
 
 def test_every_generator_holds_the_weights_and_the_version_once_published() -> None:
@@ -71,7 +67,7 @@ def test_each_publication_exports_anew() -> None:
     versions = iter((0, 1))
 
     async def export_now() -> WeightUpdate:
-        return published(next(versions), {"w": weight})
+        return weight_update(next(versions), {"w": weight})
 
     generator = FakeGenerator()
     sync = MemoryWeightSync(export_now, [generator])

@@ -76,10 +76,10 @@ class ModelRunner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and weight as held, read back one by one from whatever form it is held in."""
-        held: dict[str, None] = {}
+        yielded: set[str] = set()
         for name, weight in chain(self._own_weights(), self._products.read()):
-            if name not in held:  # a tied embedding is held twice
-                held[name] = None
+            if name not in yielded:  # a tied embedding is held twice
+                yielded.add(name)
                 yield name, weight
 
     def _own_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -154,9 +154,9 @@ class Scheduler:
     def _is_being_computed(self, branch: Branch) -> bool:
         """Whether a prefill of now computes what ``branch`` begins with: next time it is found."""
         beginning = branch.token_ids[: self._blocks.block_size]
-        if len(branch.token_ids) <= len(beginning) or self._blocks.find(branch.token_ids):
+        if not any(b.token_ids[: len(beginning)] == beginning for b in self._prefilling):
             return False
-        return any(b.token_ids[: len(beginning)] == beginning for b in self._prefilling)
+        return len(branch.token_ids) > len(beginning) and not self._blocks.find(branch.token_ids)
 
     def _may_start(self, branch: Branch, free: int) -> bool:
         return len(branch.tickets) <= free or free * TEAR_SHARE >= max(
