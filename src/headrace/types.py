@@ -75,7 +75,8 @@ class Prompt:
 class SamplingParams:
     """The distribution that tokens are drawn from, and when to stop.
 
-    Filters apply in the order top-k, top-p, min-p, each on the temperature-scaled distribution.
+    Masks apply first: forbidden tokens have probability 0 and the others share what is left. Then
+    filters, in the order top-k, top-p, min-p, each on the temperature-scaled distribution.
     """
 
     temperature: float = 1.0
@@ -91,12 +92,70 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Any of these ends a rollout; it is kept as its last token."""
     stop_strings: tuple[str, ...] = ()
-    """A completion whose text contains one of these ends with the token that completed it."""
+    """The token that completes one of these in the completion's text ends it."""
+    min_tokens: int = 0
+    """Tokens that come before the one that a stop id or string ends with: the first so many
+    tokens are no stop ids, and a stop string that they complete ends nothing, then or later."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Mask: all other tokens have probability 0; None allows all."""
+    banned_token_ids: tuple[int, ...] = ()
+    """Mask: these have probability 0."""
+    forced_prefix: tuple[int, ...] = ()
+    """Every completion begins with these, whatever the masks and stop ids say. They count in
+    ``min_tokens`` and ``max_tokens`` and are not trained on."""
+    raw_logprobs: bool = False
+    """Whether to record log-probs under the model's own distribution as well."""
+    kept_support: bool = False
+    """Whether to record the tokens that top-k, top-p and min-p left to draw from."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_tokens <= max(self.max_tokens, 0):
+            msg = (
+                f"min_tokens = {self.min_tokens} must be at least 0 and at most max_tokens = "
+                f"{self.max_tokens}"
+            )
+            raise ValueError(msg)
+        for name in ("allowed_token_ids", "banned_token_ids", "forced_prefix"):
+            negative = [token for token in getattr(self, name) or () if token < 0]
+            if negative:
+                msg = f"{name} = {negative}: token ids start at 0"
+                raise ValueError(msg)
+        if self.forced_prefix and len(self.forced_prefix) >= self.max_tokens:
+            msg = (
+                f"forced_prefix of {len(self.forced_prefix)} tokens with max_tokens = "
+                f"{self.max_tokens} leaves no token to sample; raise max_tokens"
+            )
+            raise ValueError(msg)
+        if self.allowed_token_ids is not None:
+            self._refuse_empty(frozenset(self.allowed_token_ids))
+
+    def _refuse_empty(self, allowed: frozenset[int]) -> None:
+        """Raise ValueError if masks leave nothing of ``allowed`` at some position."""
+        if not allowed - {*self.banned_token_ids}:
+            msg = "allowed_token_ids without banned_token_ids leaves no token to sample"
+            raise ValueError(msg)
+        if not allowed - self.early_banned:
+            msg = (
+                "allowed_token_ids without banned_token_ids and stop ids leaves no token to sample "
+                f"before min_tokens = {self.min_tokens}; allow another one or set min_tokens = 0"
+            )
+            raise ValueError(msg)
+
+    @property
+    def early_banned(self) -> frozenset[int]:
+        """Ids that the first ``min_tokens`` tokens cannot be."""
+        stop = self.stop_token_ids if self.min_tokens > len(self.forced_prefix) else ()
+        return frozenset((*self.banned_token_ids, *stop))
 
     @property
     def truncates(self) -> bool:
-        """Whether some token has probability 0 by a filter rather than by the model."""
+        """Whether top-k, top-p or min-p may give some token probability 0."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+    @property
+    def masks(self) -> bool:
+        """Whether some token has probability 0, anywhere in a completion, because a mask says."""
+        return self.allowed_token_ids is not None or bool(self.early_banned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +176,22 @@ class Rollout:
     completion_ids: tuple[int, ...]
     """[T] exactly the ids that were sampled; never decoded and encoded again."""
     loss_mask: tuple[bool, ...]
-    """[T] True where the policy chose the token."""
+    """[T] True where the policy chose the token: not where it was forced."""
     generator_logprobs: tuple[float, ...]
-    """[T] under the distribution sampled from (temperature and filters included); nats."""
+    """[T] under the distribution sampled from (temperature, masks and filters included); nats. 0
+    for tokens that were forced."""
     version_spans: tuple[VersionSpan, ...]
     """Cover [0, T) in order; set by the engine at the moment it samples."""
     finish_reason: FinishReason
     text: str
     """The completion decoded without special tokens, for verifiers and people."""
+    raw_logprobs: tuple[float, ...] | None = None
+    """[T] under the softmax of the logits as they are: no temperature, filter or mask; nats. 0 for
+    tokens that were forced. None: not asked for."""
+    kept_support: tuple[bytes, ...] | None = None
+    """[T] the ids, that token's among them, that masks and filters left to draw from, as
+    ``headrace.kept_support`` packs them; empty for tokens that were forced. None: not asked for,
+    or no filter was on, and then the masks of the request say it all."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -134,6 +201,11 @@ class Rollout:
                 f"and {len(self.generator_logprobs)} log-probs"
             )
             raise ValueError(msg)
+        for name in ("raw_logprobs", "kept_support"):
+            values = getattr(self, name)
+            if values is not None and len(values) != length:
+                msg = f"rollout {self.rollout_index}: {length} ids and {len(values)} {name}"
+                raise ValueError(msg)
         position = 0
         for span in self.version_spans:
             if span.start != position or span.end <= span.start:

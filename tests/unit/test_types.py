@@ -141,6 +141,63 @@ def test_filters_truncate_and_temperature_does_not(params: SamplingParams, trunc
     assert params.truncates is truncates
 
 
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"min_tokens": -1}, "min_tokens = -1 must be at least 0"),
+        ({"min_tokens": 9}, "at most max_tokens = 8"),
+        ({"allowed_token_ids": (4, -1)}, r"allowed_token_ids = \[-1\]: token ids start at 0"),
+        ({"banned_token_ids": (-3,)}, r"banned_token_ids = \[-3\]"),
+        ({"forced_prefix": (1, -2)}, r"forced_prefix = \[-2\]"),
+        ({"forced_prefix": (1,) * 8}, "of 8 tokens with max_tokens = 8 leaves no token"),
+        ({"allowed_token_ids": ()}, "leaves no token to sample"),
+        ({"allowed_token_ids": (3,), "banned_token_ids": (3, 4)}, "leaves no token to sample"),
+        (
+            {"allowed_token_ids": (3,), "stop_token_ids": (3,), "min_tokens": 1},
+            "leaves no token to sample before min_tokens = 1",
+        ),
+    ],
+)
+def test_sampling_that_leaves_nothing_to_sample_is_refused(
+    changes: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ValueError, match=error):
+        SamplingParams(**{"max_tokens": 8} | changes)
+
+
+def test_a_stop_id_may_be_all_that_is_allowed_where_no_minimum_forbids_it() -> None:
+    only_stop: dict[str, Any] = {"allowed_token_ids": (3,), "stop_token_ids": (3,)}
+    assert SamplingParams(**only_stop).early_banned == frozenset()
+    forced = SamplingParams(**only_stop, min_tokens=2, forced_prefix=(5, 6))
+    assert forced.early_banned == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("params", "masks"),
+    [
+        (SamplingParams(top_p=0.9, stop_token_ids=(1,), forced_prefix=(1,)), False),
+        (SamplingParams(min_tokens=3), False),
+        (SamplingParams(min_tokens=3, stop_token_ids=(1,)), True),
+        (SamplingParams(allowed_token_ids=(1,)), True),
+        (SamplingParams(banned_token_ids=(1,)), True),
+    ],
+)
+def test_masks_are_what_forbids_a_token_whatever_its_probability(
+    params: SamplingParams, masks: bool
+) -> None:
+    assert params.masks is masks
+    assert params.truncates is (params.top_p < 1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"raw_logprobs": (0.0,) * 3}, {"kept_support": (b"",) * 5}, {"kept_support": ()}]
+)
+def test_optional_records_have_one_entry_for_each_token(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"rollout 7: 4 ids and [035] "):
+        rollout(7, **changes)
+    assert rollout(7, raw_logprobs=(0.0,) * 4, kept_support=(b"",) * 4).raw_logprobs is not None
+
+
 def test_records_cannot_be_changed_or_grown() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PROMPT.text = "other"  # type: ignore[misc] - the point of the test

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +34,7 @@ from headrace.types import (
 )
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 _SPAN = pa.struct(
     [("policy_version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())],
@@ -52,6 +53,8 @@ _SCHEMA = pa.schema(
         pa.field("completion_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
         pa.field("generator_logprobs", pa.list_(pa.float64()), nullable=False),
+        pa.field("raw_logprobs", pa.list_(pa.float64())),  # null: not recorded
+        pa.field("kept_support", pa.list_(pa.binary())),  # null: not recorded
         pa.field("version_spans", pa.list_(_SPAN), nullable=False),
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("outcome", pa.string()),  # null: the group was not scored
@@ -144,6 +147,8 @@ def _rollout_columns(rollout: Rollout) -> Row:
         "completion_ids": rollout.completion_ids,
         "loss_mask": rollout.loss_mask,
         "generator_logprobs": rollout.generator_logprobs,
+        "raw_logprobs": rollout.raw_logprobs,
+        "kept_support": rollout.kept_support,
         "version_spans": [
             {"policy_version": span.policy_version, "start": span.start, "end": span.end}
             for span in rollout.version_spans
@@ -189,10 +194,16 @@ def _rollout(row: Row) -> Rollout:
         completion_ids=tuple(row["completion_ids"]),
         loss_mask=tuple(row["loss_mask"]),
         generator_logprobs=tuple(row["generator_logprobs"]),
+        raw_logprobs=_tuple(row["raw_logprobs"]),
+        kept_support=_tuple(row["kept_support"]),
         version_spans=tuple(VersionSpan(**span) for span in row["version_spans"]),
         finish_reason=row["finish_reason"],
         text=row["text"],
     )
+
+
+def _tuple(values: list[T] | None) -> tuple[T, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def _verdict(row: Row) -> Verdict:

@@ -50,6 +50,8 @@ def rollouts(draw: st.DrawFn, index: int) -> Rollout:
         ),
         finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
         text=draw(texts),
+        raw_logprobs=tuple(draw(numbers) for _ in ids) if draw(st.booleans()) else None,
+        kept_support=tuple(draw(st.binary()) for _ in ids) if draw(st.booleans()) else None,
     )
 
 
