@@ -49,6 +49,35 @@ class Generator(Protocol):
         ...
 
 
+class Interruptible(Protocol):
+    """What every generator is as well: its rollouts can stand still, be taken back and go on.
+
+    A rollout that was taken back goes on when it comes in as `GenerationRequest.begun`, at the same
+    generator or at another one.
+    """
+
+    async def pause(self) -> None:
+        """Return once no token is being sampled. Requests are still accepted, and wait. Idempotent.
+
+        An update of the weights while paused follows ``on_update``, except that ``wait`` with
+        unfinished rollouts raises WeightSyncError: they would never end.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Go on where `pause` stopped. Idempotent."""
+        ...
+
+    async def abort(self, group_ids: Sequence[str]) -> None:
+        """Have the open `generate` calls yield these groups now, as they are, paused or not.
+
+        Unfinished rollouts have finish reason ``abort`` and keep tokens, log-probs and version
+        spans. A group that ended and was not yielded yet is no error. Raises GeneratorFailure
+        that names the groups of no open call; then nothing is aborted.
+        """
+        ...
+
+
 class Verifier(Protocol):
     """Scores rollouts."""
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 MAX_REWARD = 1e9
 """Rewards lie strictly between this and its negative: NaN and infinities do not."""
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-"""``stop``: a stop id or string; ``length``: a token limit; ``abort``: taken back unfinished."""
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+"""``stop``: a stop id or string; ``length``: a token limit; ``abort``: taken back unfinished, may
+go on; ``error``: the logits after its last token were not finite."""
 
 
 OnUpdate: TypeAlias = Literal["wait", "keep", "recompute", "restart"]
@@ -217,6 +218,11 @@ class Rollout:
             raise ValueError(msg)
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether it was taken back before its end, so that a generator can sample the rest."""
+        return self.finish_reason == "abort"
+
+    @property
     def oldest_version(self) -> int | None:
         """The lowest policy version among its tokens; None for an empty completion."""
         return min((span.policy_version for span in self.version_spans), default=None)
@@ -273,6 +279,29 @@ class GenerationRequest:
     sampling: SamplingParams
     seed: int
     """Seed of the group; rollout k uses ``derive_seed(seed, k)``."""
+    begun: tuple[Rollout, ...] = ()
+    """Rollouts of this group that this or another generator has sampled before. Those that ended
+    are given back as they are; those with finish reason ``abort`` go on from their tokens, none of
+    which is sampled again; those whose index is missing start at the prompt. Where weights and
+    engine are the same, the tokens are those of a rollout that was never interrupted."""
+
+    def __post_init__(self) -> None:
+        indexes = [rollout.rollout_index for rollout in self.begun]
+        for index in indexes:
+            if not 0 <= index < self.group_size:
+                msg = (
+                    f"group {self.group_id}: begun rollout {index} is none of its "
+                    f"{self.group_size}; indexes go from 0 to group_size - 1"
+                )
+                raise ValueError(msg)
+        if len(set(indexes)) != len(indexes):
+            msg = f"group {self.group_id}: begun rollouts {sorted(indexes)} name an index twice"
+            raise ValueError(msg)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all rollouts have ended before, so that nothing is left to be sampled."""
+        return len(self.begun) == self.group_size and not any(r.may_go_on for r in self.begun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

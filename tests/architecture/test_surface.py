@@ -68,7 +68,14 @@ def test_a_role_has_at_most_four_methods() -> None:
         for name, role in vars(roles).items()
         if inspect.isclass(role) and role.__module__ == roles.__name__
     }
-    assert set(found) == {"Generator", "Verifier", "Learner", "WeightSync", "Monitor"}
+    assert set(found) == {
+        "Generator",
+        "Interruptible",
+        "Verifier",
+        "Learner",
+        "WeightSync",
+        "Monitor",
+    }
     assert not [name for name, methods in found.items() if len(methods) > 4]
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.types import (
+    GenerationRequest,
     Outcome,
     Prompt,
     Rollout,
@@ -117,6 +118,35 @@ def test_a_group_keeps_an_unscored_rollout_apart_from_a_reward_of_zero() -> None
     assert scored.group_size == 2
     with pytest.raises(ValueError, match="group 0/p: 1 verdicts for 2 rollouts"):
         group.scored([verdict(1.0)])
+
+
+def request(*begun: Rollout, size: int = 3) -> GenerationRequest:
+    return GenerationRequest(
+        group_id="0/p",
+        prompt=PROMPT,
+        group_size=size,
+        sampling=SamplingParams(),
+        seed=0,
+        begun=begun,
+    )
+
+
+@pytest.mark.parametrize(
+    ("indexes", "words"),
+    [((3,), "rollout 3 is none of its 3"), ((-1,), "rollout -1 is"), ((1, 0, 1), "index twice")],
+)
+def test_begun_rollouts_that_are_none_of_the_group_are_refused(
+    indexes: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=f"group 0/p: .*{words}"):
+        request(*(rollout(index) for index in indexes))
+
+
+def test_a_request_is_answered_once_all_its_rollouts_have_ended() -> None:
+    ended = [rollout(index, finish_reason=why) for index, why in enumerate(("length", "error"))]
+    assert not request(*ended).is_answered
+    assert not request(*ended, rollout(2, finish_reason="abort")).is_answered
+    assert request(*ended, rollout(2)).is_answered
 
 
 def test_the_oldest_version_of_a_group_ignores_empty_completions() -> None:

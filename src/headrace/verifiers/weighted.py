@@ -150,6 +150,9 @@ async def _score_component(
             # Taken back by us: whatever it says so far is not the policy's last word.
             detail = "the rollout was taken back unfinished"
             return Score(outcome=Outcome.INFRA, reward=None, detail=detail)
+        case "error":
+            detail = "sampling failed: the logits were not finite"
+            return Score(outcome=Outcome.INFRA, reward=None, detail=detail)
         case "length" if part.require_stop:
             detail = "cut off by the token limit (require_stop)"
             return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)

@@ -48,7 +48,7 @@ def rollouts(draw: st.DrawFn, index: int) -> Rollout:
             VersionSpan(policy_version=draw(st.integers(0, 2**40)), start=a, end=b)
             for a, b in spans
         ),
-        finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
+        finish_reason=draw(st.sampled_from(["stop", "length", "abort", "error"])),
         text=draw(texts),
         raw_logprobs=tuple(draw(numbers) for _ in ids) if draw(st.booleans()) else None,
         kept_support=tuple(draw(st.binary()) for _ in ids) if draw(st.booleans()) else None,

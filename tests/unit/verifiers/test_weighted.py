@@ -142,9 +142,10 @@ def test_a_completion_cut_off_by_the_limit_is_wrong_and_says_so() -> None:
     assert "cut off" in verdict.detail
 
 
-def test_a_rollout_we_took_back_is_not_scored() -> None:
-    (verdict,) = score(verifier((Scripted(), 1.0)), group("1", finish_reason="abort"))
-    assert verdict.reward is None
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_rollout_that_did_not_come_to_its_end_is_not_scored(reason: FinishReason) -> None:
+    (verdict,) = score(verifier((Scripted(), 1.0)), group("1", finish_reason=reason))
+    assert (verdict.outcome, verdict.reward) == (Outcome.INFRA, None)
 
 
 def test_a_batch_of_failures_stops_the_run_with_the_first_traceback() -> None:

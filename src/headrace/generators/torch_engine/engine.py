@@ -173,7 +173,9 @@ class Engine:
     def _note_first_tokens(self, tickets: Sequence[Ticket]) -> None:
         now = time.monotonic()
         self.statistics.first_token_seconds += [
-            now - ticket.collector.submitted_at for ticket in tickets if ticket.begun == NOTHING
+            now - ticket.collector.submitted_at
+            for ticket in tickets
+            if not any(ticket.begun.loss_mask)
         ]
 
     def _start(self, branch: Branch) -> int:

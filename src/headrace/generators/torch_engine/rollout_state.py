@@ -34,6 +34,19 @@ class Begun:
     completion_ids: tuple[int, ...] = ()
     generator_logprobs: tuple[float, ...] = ()
     policy_versions: tuple[int, ...] = ()
+    loss_mask: tuple[bool, ...] = ()
+    """True where the policy chose the token."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Begun:
+        """Return what ``rollout`` holds, for going on from there."""
+        spans = rollout.version_spans
+        return cls(
+            completion_ids=rollout.completion_ids,
+            generator_logprobs=rollout.generator_logprobs,
+            policy_versions=tuple(s.policy_version for s in spans for _ in range(s.start, s.end)),
+            loss_mask=rollout.loss_mask,
+        )
 
 
 NOTHING = Begun()
@@ -59,11 +72,11 @@ class FinishedRollout:
     finish_reason: FinishReason
 
     def to_rollout(self, text: str) -> Rollout:
-        """Return the record, every token chosen by the policy."""
+        """Return the record."""
         return Rollout(
             rollout_index=self.rollout_index,
             completion_ids=self.sampled.completion_ids,
-            loss_mask=(True,) * len(self.sampled.completion_ids),
+            loss_mask=self.sampled.loss_mask,
             generator_logprobs=self.sampled.generator_logprobs,
             version_spans=_spans(self.sampled.policy_versions),
             finish_reason=self.finish_reason,
@@ -198,10 +211,13 @@ class RunningRollouts:
     def sampled(self, row: int) -> Begun:
         """Return what rollout ``row`` has sampled."""
         length = int(self.num_generated[row])
+        begun = self.tickets[row].begun.loss_mask
         return Begun(
             completion_ids=tuple(self.token_ids[row, :length].tolist()),
             generator_logprobs=tuple(self.logprobs[row, :length].tolist()),
             policy_versions=tuple(self.policy_versions[row, :length].tolist()),
+            # Whatever a row began with, the policy chose what was sampled here.
+            loss_mask=(*begun, *(True,) * (length - len(begun))),
         )
 
     def keep(self, rows: Tensor) -> None:

@@ -27,7 +27,7 @@ class Branch:
     """Rollouts that start together from the same tokens, and how far those are prefilled."""
 
     token_ids: tuple[int, ...]
-    """The prompt, and what the one rollout of a taken-up branch had sampled before."""
+    """The prompt, and the completion tokens that all its rollouts go on from."""
     tickets: tuple[Ticket, ...]
     blocks: list[int]
     """Of ``token_ids``, once admitted."""
@@ -51,19 +51,16 @@ class Part:
 
 
 def branch_of(tickets: Sequence[Ticket]) -> Branch:
-    """Return the branch of ``tickets``, which have all sampled the same tokens: mostly none."""
+    """Return the branch of ``tickets``, which all go on from the same tokens: mostly none."""
     first = tickets[0]
     token_ids = (*first.request.prompt.token_ids, *first.begun.completion_ids)
     return Branch(token_ids=token_ids, tickets=tuple(tickets), blocks=[])
 
 
 def _branches(tickets: Sequence[Ticket]) -> Iterator[Branch]:
-    """Yield the branches of ``tickets``: neighbours of one group that have no token yet as one."""
-    for (_, begun), members in groupby(tickets, key=lambda t: (id(t.collector), t.begun)):
-        if begun == NOTHING:
-            yield branch_of(list(members))
-        else:
-            yield from (branch_of([ticket]) for ticket in members)
+    """Yield the branches of ``tickets``: neighbours of one group with the same tokens as one."""
+    for _, members in groupby(tickets, key=lambda t: (id(t.collector), t.begun)):
+        yield branch_of(list(members))
 
 
 class Scheduler:
