@@ -31,7 +31,7 @@ def run(plan: GeneratePlan) -> dict[str, Any]:
     """Return the seconds of every repetition, and what else the engine can say of itself."""
     import torch
 
-    torch.set_num_threads(plan.num_threads)
+    torch.set_num_threads(plan.num_threads if plan.engine == "hf" else 1)
     match plan.engine:
         case "headrace":
             return _run_headrace(plan)
@@ -61,6 +61,7 @@ def lengths(plan: GeneratePlan) -> list[int]:
 def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
     import torch
 
+    from headrace.compute import ComputeThread
     from headrace.generators import TorchGenerator
     from headrace.models.checkpoint import load_decoder
     from headrace.models.weights import weight_update
@@ -69,11 +70,13 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
     decoder = load_decoder(Path(plan.model), dtype)
     tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
     update = weight_update(0, tensors)
+    compute = ComputeThread("generator", plan.num_threads)
 
     async def main() -> dict[str, Any]:
         generator = TorchGenerator(
             decoder.config,
             decode=lambda _: "",
+            compute=compute,
             dtype=dtype,
             max_concurrent_rollouts=plan.max_concurrent_rollouts,
         )
@@ -94,12 +97,16 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
             await generator.update_weights(update)
             seconds.append(await once(repetition + 1))
         await generator.close()
+
+        def measured(measure: Callable[[], float]) -> float:
+            return compute.submit(measure).result()
+
         return {
             "seconds": seconds,
             "num_tokens": plan.group_size * sum(lengths(plan)),
             "update_seconds": min(updates),
-            "memcpy_seconds": _memcpy_seconds(list(tensors.values())),
-            "linear_seconds": _linear_seconds(plan, Path(plan.model)),
+            "memcpy_seconds": measured(lambda: _memcpy_seconds(list(tensors.values()))),
+            "linear_seconds": measured(lambda: _linear_seconds(plan, Path(plan.model))),
         }
 
     return asyncio.run(main())

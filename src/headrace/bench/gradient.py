@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.learners import PolicySource, TorchLearner
 from headrace.models.checkpoint import load_decoder
@@ -71,7 +72,11 @@ def learner_gradient(
         hook = partial(keep, name)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     source = PolicySource(directory=directory, hf_config=read_hf_config(directory))
-    asyncio.run(_step(TorchLearner(decoder, source, config, num_updates=1), groups))
+    compute = ComputeThread("learner", torch.get_num_threads())
+    asyncio.run(
+        _step(TorchLearner(decoder, source, config, num_updates=1, compute=compute), groups)
+    )
+    compute.close()
     return found
 
 

@@ -1,6 +1,6 @@
-"""TorchGenerator: the Generator role around the torch engine, which runs in a thread of its own.
+"""TorchGenerator: the Generator role around the torch engine, which works on a compute thread.
 
-The asyncio side: checks requests, waits for the engine thread and notices when it hangs. What is
+The asyncio side: checks requests, waits for the engine and notices when it hangs. What is
 sampled, and under which weights, is the engine's business.
 """
 
@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import torch
 
+from headrace.compute import ComputeThread
 from headrace.errors import GeneratorFailure
-from headrace.generators.engine_thread import EngineThread, Submission
+from headrace.generators.engine_turns import EngineTurns, Submission
 from headrace.generators.torch_engine.admission import check_requests
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Decode, Engine
@@ -42,13 +43,14 @@ MAX_NAMED = 5
 
 
 class TorchGenerator:
-    """Samples with an own copy of the weights, on one device, in one thread."""
+    """Samples with an own copy of the weights, on one device."""
 
     def __init__(
         self,
         config: DecoderConfig,
         *,
         decode: Decode,
+        compute: ComputeThread,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         max_concurrent_rollouts: int = 512,
@@ -56,7 +58,10 @@ class TorchGenerator:
         on_update: OnUpdate = "wait",
         max_cache_bytes: int | None = None,
     ) -> None:
-        """``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free."""
+        """``compute`` may serve others between engine steps and is closed by whoever made it.
+
+        ``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free.
+        """
         self._config = config
         device = device or torch.device("cpu")
         budget = max_cache_bytes or default_cache_bytes(device)
@@ -67,10 +72,12 @@ class TorchGenerator:
         scheduler = Scheduler(
             blocks, max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
         )
-        self._engine = EngineThread(Engine(runner, scheduler, blocks, decode), decode, on_update)
+        self._engine = EngineTurns(
+            Engine(runner, scheduler, blocks, decode), decode, compute, on_update
+        )
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[RolloutGroup]:
-        """See `Generator`. Waits for the engine thread, which delivers every group or a failure.
+        """See `Generator`. Waits for the engine, which delivers every group or a failure.
 
         Raises GeneratorFailure before anything is sampled if one of ``requests`` cannot be served.
         What the caller does not wait for is taken back.
@@ -100,7 +107,7 @@ class TorchGenerator:
             submission.abandoned = True
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """See `Generator`. Waits for the engine thread, with ``wait`` for all that it has begun."""
+        """See `Generator`. Waits for the engine, with ``wait`` for all that it has begun."""
         done = self._engine.load(update)
         try:
             await self._watched(asyncio.wrap_future(done), f"version {update.policy_version}")

@@ -2,7 +2,7 @@
 
 fp32 master weights, AdamW, one global denominator a minibatch. Owns invariant 10 (a non-finite
 gradient changes nothing and is counted; several in a row stop the run) and counts what it leaves
-out because it cannot change the gradient. All torch work runs on one thread of its own.
+out because it cannot change the gradient. All torch work runs on one compute thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.errors import DivergedError, NoSignalError
 from headrace.learners.loss import LossSums, microbatch_loss, token_logprobs
@@ -56,10 +56,14 @@ class TorchLearner:
         config: RunConfig,
         *,
         num_updates: int,
+        compute: ComputeThread,
         compute_dtype: torch.dtype = torch.float32,
         export_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """``num_updates`` is the run's planned total, for the schedule."""
+        """``num_updates`` is the run's planned total, for the schedule.
+
+        ``compute`` may serve others between two calls and is closed by whoever made it.
+        """
         assert all(parameter.dtype == torch.float32 for parameter in decoder.parameters())
         self._decoder = decoder
         self._source = source
@@ -71,7 +75,7 @@ class TorchLearner:
         self._optimizer = build_optimizer(decoder.named_parameters(), config.learner.optimizer)
         self._reference = _frozen(decoder) if config.objective.kl_coefficient > 0 else None
         self._counters = LearnerCounters()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+        self._compute = compute
 
     async def step(self, groups: Sequence[RolloutGroup]) -> StepResult:
         """See `Learner`."""
@@ -98,8 +102,7 @@ class TorchLearner:
         return self._counters.policy_version
 
     async def close(self) -> None:
-        """See `Learner`."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """See `Learner`. What was begun ends with the compute thread."""
 
     async def export(self) -> WeightUpdate:
         """Return the weights in the generators' dtype; fp32 is by reference, never a copy.
@@ -121,7 +124,7 @@ class TorchLearner:
         return self._counters.policy_version
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.wrap_future(self._compute.submit(work))
 
     def _step(self, groups: Sequence[RolloutGroup]) -> StepResult:
         plans = [self._plan(part) for part in _parts(groups, self._config.learner.num_minibatches)]

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.compute import ComputeThread
 from headrace.controller import evaluate_prompts
 from headrace.errors import ConfigError, VerifierFailure
 from headrace.models.checkpoint import load_decoder
 from headrace.models.weights import weight_update
-from headrace.runtime.local import build_generator, evaluation_plan
+from headrace.runtime.local import CLOSE_SECONDS, build_generator, evaluation_plan
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
 from headrace.types import RolloutGroup, Verdict, WeightUpdate
@@ -42,7 +43,7 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
         msg = "data.eval: missing; an evaluation needs held-out prompts"
         raise ConfigError(msg)
     config = prepared.config
-    torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+    torch.set_num_threads(1)  # the compute thread has the cores
     decoder = await asyncio.to_thread(
         load_decoder, prepared.model.directory, resolve_dtype(config.generator.dtype)
     )
@@ -52,7 +53,9 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
         return weight_update(0, tensors)
 
     async with AsyncExitStack() as stack:
-        generator = build_generator(prepared)
+        compute = ComputeThread("generator", config.num_threads or os.cpu_count() or 1)
+        stack.push_async_callback(asyncio.to_thread, compute.close, CLOSE_SECONDS)
+        generator = build_generator(prepared, compute)
         stack.push_async_callback(generator.close)
         verifier = build_verifier(config.verifier)
         stack.push_async_callback(verifier.close)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from headrace.buffer import RolloutBuffer
+from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
@@ -44,6 +45,9 @@ from headrace.verifiers import build_verifier
 from headrace.weight_sync import MemoryWeightSync
 
 _LOG = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 600.0
+"""A run that ends waits so long for what still computes; work that hangs must not hold its end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,8 +76,7 @@ class LocalRun:
         is started and RunError afterwards.
         """
         config, prepared = self.prepared.config, self.prepared
-        assert config.num_threads is not None
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(1)  # the compute threads have the cores
         num_steps = _num_steps(config, len(prepared.train.prompts))
         if self.resume:
             run_files.check_same_run(self.output, config)
@@ -133,10 +136,11 @@ class LocalRun:
         # Without a checkpoint even the evaluation before the first step is done again.
         rewind(self.output, step if last is not None else -1)
         monitor = self._monitor(stack)
-        learner = self._learner(num_steps)
+        generator_compute, learner_compute = compute_threads(stack, config)
+        learner = self._learner(num_steps, learner_compute)
         stack.push_async_callback(learner.close)
         version = await _restore(learner, last)
-        generator = build_generator(self.prepared)
+        generator = build_generator(self.prepared, generator_compute)
         stack.push_async_callback(generator.close)
         window = config.groups_per_step * config.group_size
         verifier = build_verifier(config.verifier, window=window)
@@ -179,13 +183,14 @@ class LocalRun:
         stack.callback(monitor.close)
         return monitor
 
-    def _learner(self, num_steps: int) -> TorchLearner:
+    def _learner(self, num_steps: int, compute: ComputeThread) -> TorchLearner:
         config, model = self.prepared.config, self.prepared.model
         return TorchLearner(
             load_decoder(model.directory),
             PolicySource(directory=model.directory, hf_config=model.hf_config),
             config,
             num_updates=num_steps * config.learner.num_minibatches,
+            compute=compute,
             compute_dtype=resolve_dtype(config.learner.compute_dtype),
             export_dtype=resolve_dtype(config.generator.dtype),
         )
@@ -206,13 +211,39 @@ class LocalRun:
         )
 
 
-def build_generator(prepared: PreparedRun) -> TorchGenerator:
+def compute_threads(
+    stack: AsyncExitStack, config: RunConfig
+) -> tuple[ComputeThread, ComputeThread]:
+    """Return where generator and learner compute; ``stack`` closes it.
+
+    A synchronous run has them take turns with all cores, so both get the same thread. An
+    asynchronous one divides the cores between two.
+    """
+    assert config.num_threads is not None
+    if config.max_staleness == 0:
+        shared = _compute_thread(stack, "compute", config.num_threads)
+        return shared, shared
+    half = max(1, config.num_threads // 2)
+    return (
+        _compute_thread(stack, "generator", config.num_threads - half or 1),
+        _compute_thread(stack, "learner", half),
+    )
+
+
+def _compute_thread(stack: AsyncExitStack, name: str, num_threads: int) -> ComputeThread:
+    compute = ComputeThread(name, num_threads)
+    stack.push_async_callback(asyncio.to_thread, compute.close, CLOSE_SECONDS)
+    return compute
+
+
+def build_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGenerator:
     """Return the generator of a run; it holds no weights until the first are published."""
     config, model = prepared.config.generator, prepared.model
     cache = config.max_cache_gib
     return TorchGenerator(
         model.decoder_config,
         decode=model.tokenizer.decode,
+        compute=compute,
         dtype=resolve_dtype(config.dtype),
         max_concurrent_rollouts=config.max_concurrent_rollouts,
         max_prefill_tokens=config.max_prefill_tokens,

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from headrace.compute import ComputeThread
 from headrace.generators import TorchGenerator
 from headrace.models.attention import PackedCausal, positions_of
 from headrace.models.decoder import Decoder
@@ -36,6 +37,9 @@ SHAPE: dict[str, Any] = {
 
 class Lab:
     """Tiny models and everything around them."""
+
+    def __init__(self) -> None:
+        self.threads: list[ComputeThread] = []
 
     def config(self, **changes: object) -> DecoderConfig:
         return DecoderConfig.from_hf({**SHAPE, **changes})
@@ -73,7 +77,9 @@ class Lab:
         return "".join(chr(64 + token) for token in ids if token)
 
     def generator(self, config: DecoderConfig, **options: object) -> TorchGenerator:
-        return TorchGenerator(config, **{"decode": self.decode, **options})
+        compute = ComputeThread("generator", torch.get_num_threads())
+        self.threads.append(compute)
+        return TorchGenerator(config, **{"decode": self.decode, "compute": compute, **options})
 
     async def collect(
         self, generator: TorchGenerator, requests: Sequence[GenerationRequest]
@@ -112,5 +118,8 @@ class Lab:
 
 
 @pytest.fixture
-def lab() -> Lab:
-    return Lab()
+def lab() -> Iterator[Lab]:
+    lab = Lab()
+    yield lab
+    for thread in lab.threads:
+        thread.close(timeout_seconds=5.0)

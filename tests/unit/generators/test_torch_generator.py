@@ -21,15 +21,12 @@ HANG_SECONDS = 240
 
 
 def check(work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` and see that it ends and leaves no thread behind."""
+    """Run ``work`` and see that it ends."""
 
     async def main() -> None:
         await asyncio.wait_for(work(), HANG_SECONDS)
 
-    before = set(threading.enumerate())
     asyncio.run(main())
-    left = set(threading.enumerate()) - before
-    assert not [thread for thread in left if thread.name == "generator"]
 
 
 async def fails(generator: TorchGenerator, lab: Lab, requests: Sequence[Any]) -> BaseException:

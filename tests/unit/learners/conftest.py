@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from headrace.compute import ComputeThread
 from headrace.config import RunConfig, parse_config
 from headrace.learners import PolicySource, TorchLearner
 from headrace.learners.packing import TrainingGroup, TrainingRow
@@ -104,6 +105,7 @@ def make_learner(
 ) -> Iterator[Callable[..., TorchLearner]]:
     """Family and settings -> a learner, closed at the end of the test."""
     made: list[TorchLearner] = []
+    compute = ComputeThread("learner", torch.get_num_threads())
 
     def make(
         family: str = "llama",
@@ -119,6 +121,7 @@ def make_learner(
             PolicySource(directory=directory, hf_config=read_hf_config(directory)),
             make_config(**settings),
             num_updates=num_updates,
+            compute=compute,
             compute_dtype=compute_dtype,
             export_dtype=export_dtype,
         )
@@ -128,6 +131,7 @@ def make_learner(
     yield make
     for learner in made:
         asyncio.run(learner.close())
+    compute.close()
 
 
 @pytest.fixture

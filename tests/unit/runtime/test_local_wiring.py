@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headrace.compute import ComputeThread
 from headrace.controller import Controller
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
@@ -263,12 +264,29 @@ def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Pre
     assert generator._max_cached_tokens == int(0.001 * 2**30) // block * BLOCK_SIZE
 
 
-def test_the_number_of_threads_is_that_of_the_recipe(start: Start) -> None:
-    torch.set_num_threads(1)
+def threads_of(controller: Controller) -> tuple[ComputeThread, ComputeThread]:
+    parts = controller._parts
+    return parts.generator._engine._compute, parts.learner._compute
 
-    start("num_threads=2", NO_EVALUATION)
 
-    assert torch.get_num_threads() == 2
+def test_a_synchronous_run_has_both_roles_take_turns_with_all_threads(start: Start) -> None:
+    generator, learner = threads_of(start("num_threads=3", NO_EVALUATION))
+
+    assert generator is learner
+    assert generator.num_threads == 3
+    assert torch.get_num_threads() == 1, "everything else keeps to one core"
+
+
+@pytest.mark.parametrize(("num_threads", "expected"), [(1, (1, 1)), (2, (1, 1)), (5, (3, 2))])
+def test_an_asynchronous_run_divides_the_threads_between_the_roles(
+    start: Start, num_threads: int, expected: tuple[int, int]
+) -> None:
+    generator, learner = threads_of(
+        start(f"num_threads={num_threads}", "max_staleness=1", NO_EVALUATION)
+    )
+
+    assert generator is not learner
+    assert (generator.num_threads, learner.num_threads) == expected
 
 
 # --- resuming -------------------------------------------------------------------------------------

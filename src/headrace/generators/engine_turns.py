@@ -1,14 +1,16 @@
-"""The thread that owns an engine: it alone touches the engine, and nothing that fails ends it.
+"""The turns of an engine on a compute thread: only there is it touched, and no failure ends them.
 
-Commands arrive through an inbox and are obeyed in order, between two engine steps. With
-``on_update = wait`` a weight update closes admission: what was submitted before it is finished
-under the old weights, what comes after it starts under the new ones. Owns the promise that every
-submission and every update is answered, by its result or by an error, also when the thread is
-closed.
+A turn obeys one command or makes one engine step, then queues the next one behind whatever else the
+thread has been given meanwhile; without work there are no turns. Commands arrive through an inbox
+and are obeyed in order, between two engine steps. With ``on_update = wait`` a weight update closes
+admission: what was submitted before it is finished under the old weights, what comes after it
+starts under the new ones. Owns the promise that every submission and every update is answered, by
+its result or by an error, also when it is closed.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -16,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from headrace.compute import ComputeThread
 from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
 from headrace.generators.torch_engine.engine import Decode, Engine
 from headrace.generators.torch_engine.rollout_state import GroupCollector
@@ -31,7 +34,7 @@ class Submission:
 
     requests: Sequence[GenerationRequest]
     deliver: Callable[[RolloutGroup | GeneratorFailure], None]
-    """Called from the engine thread for each group, or once with the failure that ends the call."""
+    """Called on the compute thread for each group, or once with the failure that ends the call."""
     abandoned: bool = False
     """Set by the caller, from any thread: nobody waits for the rest."""
 
@@ -42,21 +45,30 @@ class _Update:
     done: Future[None]
 
 
-class EngineThread:
+class EngineTurns:
     """Runs one engine until closed."""
 
-    def __init__(self, engine: Engine, decode: Decode, on_update: OnUpdate = "wait") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        decode: Decode,
+        compute: ComputeThread,
+        on_update: OnUpdate = "wait",
+    ) -> None:
         self._engine = engine
         self._on_update: OnUpdate = on_update
         self._decode = decode
-        self._inbox: queue.SimpleQueue[Submission | _Update | None] = queue.SimpleQueue()
+        self._compute = compute
+        self._inbox: queue.SimpleQueue[Submission | _Update] = queue.SimpleQueue()
         self._owners: dict[GroupCollector, Submission] = {}
         self._gate = threading.Lock()
+        self._has_turn = False
+        """Whether a turn is queued or made. Under the gate, as `_closing` is set."""
         self._closing = threading.Event()
+        self._ended = threading.Event()
+        self._idle_since = time.monotonic()
         self.num_steps = 0
         """Engine steps so far, by which others see that it lives."""
-        self._thread = threading.Thread(target=self._serve, name="generator", daemon=True)
-        self._thread.start()
 
     def submit(self, submission: Submission) -> None:
         """Queue ``submission``. Raises GeneratorFailure once closed."""
@@ -80,53 +92,69 @@ class EngineThread:
         return taken
 
     def close(self, timeout_seconds: float) -> None:
-        """Fail whatever is open and end the thread. Idempotent."""
+        """Fail whatever is open and take no more turns. Idempotent."""
         with self._gate:
             self._closing.set()
-            self._inbox.put(None)
-        self._thread.join(timeout_seconds)
+            self._queue_turn()
+        self._ended.wait(timeout_seconds)
 
     def _send(self, command: Submission | _Update) -> bool:
         """Return whether it went in. Under the gate, so that nothing comes after the last look."""
         with self._gate:
             if not self._closing.is_set():
                 self._inbox.put(command)
+                self._queue_turn()
             return not self._closing.is_set()
 
-    def _serve(self) -> None:
-        """Waits for a command while there is no work; unblocked by `_send` and `close`."""
-        while not self._closing.is_set():
-            began = time.monotonic()
-            try:
-                command = self._inbox.get(block=not self._engine.has_work)
-            except queue.Empty:
-                self._step()
-                continue
-            self._engine.statistics.idle_seconds += time.monotonic() - began
-            match command:
-                case Submission():
-                    self._admit(command)
-                case _Update():
-                    self._apply(command)
-                case None:
-                    break
-        self._refuse_rest()
+    def _queue_turn(self) -> None:
+        if not self._has_turn and not self._ended.is_set():
+            self._has_turn = True
+            self._compute.submit(self._turn)
+
+    def _turn(self) -> None:
+        if self._closing.is_set():
+            self._refuse_rest()
+            self._ended.set()
+            return
+        self._engine.statistics.idle_seconds += max(0.0, time.monotonic() - self._idle_since)
+        self._idle_since = math.inf
+        self._obey_or_step()
+        with self._gate:
+            self._has_turn = False
+            if self._engine.has_work or not self._inbox.empty() or self._closing.is_set():
+                self._queue_turn()
+            else:
+                self._idle_since = time.monotonic()
+
+    def _obey_or_step(self) -> None:
+        try:
+            command = self._inbox.get_nowait()
+        except queue.Empty:
+            self._step()
+            return
+        match command:
+            case Submission():
+                self._admit(command)
+            case _Update():
+                self._apply(command)
 
     def _admit(self, submission: Submission) -> None:
         try:
             collectors = self._engine.submit(submission.requests)
         except GeneratorFailure as failure:
             submission.deliver(failure)
+        except Exception as error:  # noqa: BLE001 - as in `_step`: the caller must be answered
+            submission.deliver(_failure(error))
         else:
             self._owners |= dict.fromkeys(collectors, submission)
 
     def _step(self) -> None:
-        """One engine step; a failure in it ends every open submission, never the thread."""
+        """One engine step; a failure in it ends every open submission, never the turns."""
         try:
             self._drop_abandoned()
             for collector in self._engine.step():
                 self._deliver(collector)
-        except Exception as error:  # noqa: BLE001 - the one boundary: a dead thread would hang all
+        except Exception as error:  # noqa: BLE001 - the one boundary: all would hang
             self._engine.abort()
             self._fail_open(error)
         self.num_steps += 1
@@ -151,9 +179,7 @@ class EngineThread:
     def _fail_open(self, error: Exception) -> None:
         """Tell every open submission, each with an exception of its own."""
         for owner in dict.fromkeys(self._owners.values()):
-            failure = GeneratorFailure(f"the torch engine failed: {_say(error)}")
-            failure.__cause__ = error
-            owner.deliver(failure)
+            owner.deliver(_failure(error))
         self._owners = {}
 
     def _apply(self, command: _Update) -> None:
@@ -190,10 +216,15 @@ class EngineThread:
             match self._inbox.get():
                 case Submission() as submission:
                     submission.deliver(GeneratorFailure(CLOSED))
-                case _Update() as command if command.done.set_running_or_notify_cancel():
-                    command.done.set_exception(WeightSyncError(CLOSED))
-                case _:
-                    pass
+                case _Update() as command:
+                    if command.done.set_running_or_notify_cancel():
+                        command.done.set_exception(WeightSyncError(CLOSED))
+
+
+def _failure(error: Exception) -> GeneratorFailure:
+    failure = GeneratorFailure(f"the torch engine failed: {_say(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def _say(error: Exception) -> str:
