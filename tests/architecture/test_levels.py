@@ -41,6 +41,7 @@ def test_every_module_imports_from_lower_levels_only() -> None:
         ("roles.py", "import headrace.config", "headrace.roles -> headrace.config"),
         ("data/planted.py", "import headrace.verifiers", "headrace.data.planted -> headrace.verif"),
         ("roles.py", "import torch", "headrace.roles -> torch"),
+        ("runtime/planted.py", "import vllm", "headrace.runtime.planted -> vllm"),
         ("data/planted.py", "import ray", "headrace.data.planted -> ray"),
     ],
 )

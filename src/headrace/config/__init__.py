@@ -9,7 +9,7 @@ from headrace.config.data import (
     SourceConfig,
 )
 from headrace.config.evaluation import EvaluationConfig
-from headrace.config.generator import GeneratorConfig, SamplingConfig
+from headrace.config.generator import EngineName, GeneratorConfig, SamplingConfig, VllmConfig
 from headrace.config.learner import LearnerConfig, ObjectiveConfig, OptimizerConfig
 from headrace.config.load import check_config, dump_config, load_config, parse_config
 from headrace.config.model import ModelConfig
@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointConfig",
     "ComponentConfig",
     "DataConfig",
+    "EngineName",
     "EvaluationConfig",
     "ExactConfig",
     "Extraction",
@@ -51,6 +52,7 @@ __all__ = [
     "SamplingConfig",
     "SourceConfig",
     "VerifierConfig",
+    "VllmConfig",
     "check_config",
     "dump_config",
     "load_config",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from headrace.config.section import Section
 from headrace.types import OnUpdate, SamplingParams
+
+EngineName: TypeAlias = Literal["torch", "vllm"]
+"""What can sit inside a generator."""
 
 
 class SamplingConfig(Section):
@@ -45,9 +48,38 @@ class SamplingConfig(Section):
         )
 
 
+class VllmConfig(Section):
+    """What only ``engine = "vllm"`` reads; docs/ENGINES.md says how it is installed."""
+
+    enforce_eager: bool | None = None
+    """Run the model as it is written, without compiling it or capturing CUDA graphs; null does so
+    on a processor alone, where compiling costs more than it gives."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Tokens of a prompt and its completion at most; null takes the model's positions."""
+    block_size: Literal[16, 32, 64, 128] = 32
+    """Tokens of a cache block. What rollouts share ends at a whole block."""
+    prefix_caching: bool = True
+    """Compute what prompts begin with alike only once."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that each layer is split over."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0.0, le=1.0)
+    """Share of a GPU's memory that the engine may take; not used on a processor, and not where
+    ``generator.max_cache_gib`` says how much."""
+    start_deadline_seconds: float = Field(default=600.0, gt=0.0)
+    """Longest start of the engine's processes."""
+    call_deadline_seconds: float = Field(default=300.0, gt=0.0)
+    """Longest wait for a new token, a weight update, a pause or a resumption; after it the
+    engine counts as dead and is started again."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Starts of a dead engine in a row, without a rollout ending between them, before the run
+    fails."""
+
+
 class GeneratorConfig(Section):
     """The engine that samples."""
 
+    engine: EngineName = "torch"
+    """``torch``: headrace's own, in this process; ``vllm``: vLLM's, in processes of its own."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Of the generator's weights and cache. ``auto``: bfloat16 where the device computes in it."""
     max_concurrent_rollouts: int = Field(default=512, ge=1)
@@ -58,4 +90,7 @@ class GeneratorConfig(Section):
     """What new weights do to unfinished rollouts: ``wait`` (they end first), ``keep`` (they go on
     with their cache), ``recompute`` (they go on with a new one), ``restart`` (from the prompt)."""
     max_cache_gib: float | None = Field(default=None, gt=0.0)
-    """Memory of cached keys and values at most; null takes half of what is free at the start."""
+    """Memory of cached keys and values at most; null takes half of what is free at the start, and
+    with vLLM what vLLM takes by itself."""
+    vllm: VllmConfig = VllmConfig()
+    """Options of vLLM."""

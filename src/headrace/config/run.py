@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from headrace.config.data import DataConfig
+from headrace.config.engine_rules import engine_refusals
 from headrace.config.evaluation import EvaluationConfig
 from headrace.config.generator import GeneratorConfig, SamplingConfig
 from headrace.config.learner import LearnerConfig, ObjectiveConfig
@@ -86,6 +87,11 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
     yield from _data_contradictions(config)
     yield from _objective_contradictions(config)
     yield from _staleness_contradictions(config)
+    sampling = {"sampling": config.sampling}
+    if config.eval.sampling is not None:
+        sampling["eval.sampling"] = config.eval.sampling
+    for keys, text in engine_refusals(config.generator, sampling):
+        yield Contradiction(keys=keys, text=text)
 
 
 def _data_contradictions(config: RunConfig) -> Iterator[Contradiction]:

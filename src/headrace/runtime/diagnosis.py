@@ -16,6 +16,7 @@ import torch
 from headrace import __version__
 from headrace.errors import ModelError
 from headrace.models.catalogue import BUNDLED, FETCHABLE, cache_directory, resolve_model
+from headrace.runtime.engines import VLLM_REMEDY, vllm_version
 from headrace.runtime.precision import has_native_bfloat16
 
 _EXTRAS = {
@@ -47,6 +48,7 @@ def diagnose() -> list[Finding]:
         *_machine(),
         *_accelerators(),
         _isolation(),
+        *_engines(),
         *(_package(name, extra, purpose) for name, (extra, purpose) in _EXTRAS.items()),
         *(_model(name) for name in (*BUNDLED, *FETCHABLE)),
     ]
@@ -92,6 +94,17 @@ def _isolation() -> Finding:
         detail="killable processes with capped memory"
         if capped
         else "killable processes; this system does not cap their memory",
+    )
+
+
+def _engines() -> Iterator[Finding]:
+    yield Finding(name="engine torch", present=True, detail=f"torch {torch.__version__}, built in")
+    version = vllm_version()
+    yield Finding(
+        name="engine vllm",
+        present=version is not None,
+        detail=version or "not installed: rollouts sampled by vLLM",
+        remedy="" if version else VLLM_REMEDY,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import assert_never
 
 import torch
 
@@ -23,7 +24,7 @@ from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
-from headrace.errors import CheckpointError, RunDirectoryError
+from headrace.errors import CheckpointError, ConfigError, RunDirectoryError
 from headrace.generators import TorchGenerator, default_cache_bytes
 from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
 from headrace.models.checkpoint import load_decoder
@@ -36,7 +37,7 @@ from headrace.monitors import (
     rewind,
     write_report,
 )
-from headrace.roles import Monitor
+from headrace.roles import Generator, Monitor
 from headrace.runtime import run_files
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
@@ -236,8 +237,19 @@ def _compute_thread(stack: AsyncExitStack, name: str, num_threads: int) -> Compu
     return compute
 
 
-def build_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGenerator:
+def build_generator(prepared: PreparedRun, compute: ComputeThread) -> Generator:
     """Return the generator of a run; it holds no weights until the first are published."""
+    match prepared.config.generator.engine:
+        case "torch":
+            return _torch_generator(prepared, compute)
+        case "vllm":
+            msg = 'generator.engine = "vllm": not part of this version yet'
+            raise ConfigError(msg)
+        case _:
+            assert_never(prepared.config.generator.engine)
+
+
+def _torch_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGenerator:
     config, model = prepared.config.generator, prepared.model
     cache = config.max_cache_gib
     return TorchGenerator(

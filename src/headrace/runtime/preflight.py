@@ -22,6 +22,7 @@ from headrace.models.catalogue import BUNDLED, FETCHABLE, resolve_model
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
+from headrace.runtime.engines import missing_engine
 from headrace.types import Message
 from headrace.verifiers import answer_checker, check_function, needs_answer
 
@@ -81,6 +82,7 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
                 found.notes += _memory_notes(config, found.model.decoder_config)
             found.problems += _stop_problems(recipe, found.model.decoder_config)
             check_weights(found.model.directory, found.model.decoder_config)
+    found.problems += _engine_problems(recipe)
     for name, component in config.verifier.components.items():
         if isinstance(component, FunctionConfig):
             with _collect(found):
@@ -138,6 +140,13 @@ def _recorded(config: RunConfig, model: PreparedModel) -> RunConfig:
     if config.model.path in BUNDLED or config.model.path in FETCHABLE:
         return config
     return config.model_copy(update={"model": ModelConfig(path=str(model.directory))})
+
+
+def _engine_problems(recipe: CheckedRecipe) -> Iterator[str]:
+    engine = recipe.config.generator.engine
+    missing = missing_engine(engine) if recipe.knows("generator", "engine") else None
+    if missing:
+        yield f'generator.engine = "{engine}": {missing}'
 
 
 def _stop_problems(recipe: CheckedRecipe, decoder: DecoderConfig) -> Iterator[str]:

@@ -75,7 +75,7 @@ def resolved(
     threads = before.get("num_threads") or num_threads
     cache = before.get("generator", {}).get("max_cache_gib") or max_cache_gib
     generator = config.generator
-    if generator.max_cache_gib is None:
+    if generator.max_cache_gib is None and generator.engine == "torch":
         generator = generator.model_copy(update={"max_cache_gib": cache})
     return config.model_copy(
         update={"num_threads": config.num_threads or threads, "generator": generator}

@@ -1,0 +1,60 @@
+"""Which settings each engine can honour: what only one of them reads, and what one cannot do.
+
+An engine that would quietly sample from another distribution than the one asked for is refused
+before anything starts. Judges settings alone; whether an engine is installed is preflight's
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias, assert_never
+
+from headrace.config.generator import GeneratorConfig, SamplingConfig, VllmConfig
+
+Refusal: TypeAlias = tuple[tuple[str, ...], str]
+"""The dotted keys it rests on, and one line: keys, values, why not, and what to do."""
+
+VLLM_LEAST_TEMPERATURE = 0.01
+"""vLLM raises every smaller temperature but 0 to this one."""
+
+
+def engine_refusals(
+    generator: GeneratorConfig, sampling: Mapping[str, SamplingConfig]
+) -> Iterator[Refusal]:
+    """Yield what ``generator.engine`` cannot do; ``sampling`` is by the name of its section."""
+    yield from _unread_sections(generator)
+    match generator.engine:
+        case "torch":
+            pass
+        case "vllm":
+            for section, config in sampling.items():
+                yield from _vllm_sampling(section, config)
+        case _:
+            assert_never(generator.engine)
+
+
+def _unread_sections(generator: GeneratorConfig) -> Iterator[Refusal]:
+    if generator.engine != "vllm" and generator.vllm != VllmConfig():
+        text = (
+            f'generator.vllm with generator.engine = "{generator.engine}": nothing reads this '
+            'section; remove it or set generator.engine = "vllm"'
+        )
+        yield ("generator.vllm", "generator.engine"), text
+
+
+def _vllm_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:
+    engine = 'generator.engine = "vllm"'
+    if 0.0 < sampling.temperature < VLLM_LEAST_TEMPERATURE:
+        text = (
+            f"{section}.temperature = {sampling.temperature:g} with {engine}: vLLM would sample "
+            f"at {VLLM_LEAST_TEMPERATURE} instead; use 0, or at least {VLLM_LEAST_TEMPERATURE}"
+        )
+        yield (f"{section}.temperature", "generator.engine"), text
+    if sampling.min_p > 0.0 and sampling.top_p < 1.0:
+        text = (
+            f"{section}.min_p with {section}.top_p and {engine}: vLLM filters by min_p before "
+            "top_p and headrace after it, which keeps other tokens; use one of the two, or "
+            'generator.engine = "torch"'
+        )
+        yield (f"{section}.min_p", f"{section}.top_p", "generator.engine"), text
