@@ -154,6 +154,11 @@ class SamplingParams:
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
     @property
+    def records_support(self) -> bool:
+        """Whether rollouts carry their kept support: asked for, and something filters."""
+        return self.kept_support and self.truncates
+
+    @property
     def masks(self) -> bool:
         """Whether some token has probability 0, anywhere in a completion, because a mask says."""
         return self.allowed_token_ids is not None or bool(self.early_banned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -62,6 +62,17 @@ def test_a_prompt_is_prefilled_once_for_its_whole_group(lab: Lab) -> None:
     engine, runner = engine_of(lab, 16)
     run_out(engine, [lab.request("a", range(1, 8), size=8), lab.request("b", (1, 2), size=8)])
     assert runner.num_prefilled == 7 + 2
+
+
+@pytest.mark.parametrize("max_running", [16, 8, 3])
+def test_a_forced_prefix_is_prefilled_once_for_its_whole_group(lab: Lab, max_running: int) -> None:
+    engine, runner = engine_of(lab, max_running)
+    kw: dict[str, Any] = {"forced_prefix": (9, 8, 7, 6, 5), "size": 8, "max_tokens": 9}
+    run_out(engine, [lab.request("a", range(1, 9), **kw)])
+    waves = -(-8 // max_running)
+    # 13 tokens are three whole blocks and one: what is read again is found, but for the last one.
+    assert runner.num_prefilled == 13 + (waves - 1)
+    assert engine.statistics.num_found == 12 * (waves - 1)
 
 
 def test_a_long_rollout_holds_no_other_back(lab: Lab) -> None:
@@ -219,6 +230,30 @@ def test_a_full_cache_sends_rollouts_back_and_changes_no_token(lab: Lab, num_blo
     assert tight.statistics.num_preemptions > 0
 
 
+@pytest.mark.parametrize("num_blocks", [16, 25])
+def test_a_rollout_that_was_sent_back_keeps_all_that_was_recorded(
+    lab: Lab, num_blocks: int
+) -> None:
+    kw: dict[str, Any] = {"forced_prefix": (9, 8, 7), "top_p": 0.9, "min_tokens": 9, "size": 4}
+    kw |= {"raw_logprobs": True, "kept_support": True, "stop_token_ids": (1, 2), "max_tokens": 25}
+    requests = [lab.request(name, (3, 1, 4), seed=i, **kw) for i, name in enumerate("abc")]
+    roomy, _ = engine_of(lab, 32)
+    expected = finished_of(roomy, requests)
+    tight, _ = engine_of(lab, 32, num_blocks=num_blocks)
+    found = finished_of(tight, requests)
+    assert tight.statistics.num_preemptions > 0
+    assert_alike(found, expected)
+    for name in "abc":
+        for one, other in zip(found[name], expected[name], strict=True):
+            assert one.raw_logprobs == pytest.approx(other.raw_logprobs, abs=1e-4)
+            assert one.kept_support == other.kept_support
+            assert (
+                one.loss_mask
+                == other.loss_mask
+                == (False,) * 3 + (True,) * (len(one.loss_mask) - 3)
+            )
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_prompt_prefilled_in_parts_gives_the_same_rollouts(lab: Lab, size: int) -> None:
     whole, _ = engine_of(lab, 32)
@@ -349,6 +384,24 @@ def test_restarted_rollouts_are_those_of_the_new_weights_alone(lab: Lab) -> None
     assert [r.sampled.completion_ids for r in restarted] == [
         r.sampled.completion_ids for r in expected
     ]
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute", "restart"])
+def test_a_forced_prefix_is_of_the_weights_that_a_rollout_started_with(
+    lab: Lab, on_update: OnUpdate
+) -> None:
+    engine, _ = engine_of(lab, 2)
+    kw: dict[str, Any] = {"forced_prefix": (9, 8), "size": 2, "max_tokens": 8}
+    collectors = engine.submit([lab.request(name, (3, 1, 4), **kw) for name in "ab"])
+    for _ in range(3):
+        engine.step()
+    engine.load(lab.update(lab.decoder(1), 2), on_update)
+    while engine.has_work:
+        engine.step()
+    first, second = (c.finished[0].sampled.policy_versions for c in collectors)
+    old = 0 if on_update == "restart" else 2 + 4
+    assert first == (1,) * old + (2,) * (8 - old)
+    assert second == (2,) * 8, "it waited, and started under the new weights"
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute", "restart"])

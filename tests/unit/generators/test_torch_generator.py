@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators import TorchGenerator, torch_generator
-from headrace.types import VersionSpan, WeightUpdate
+from headrace.types import Rollout, VersionSpan, WeightUpdate
 
 if TYPE_CHECKING:
     from tests.unit.generators.conftest import Lab
@@ -206,6 +207,17 @@ def test_weights_that_are_not_finite_fail_the_call_and_good_ones_heal_it(lab: La
         ({"max_tokens": 0}, "max_tokens = 0"),
         ({"temperature": -1.0}, "temperature = -1.0"),
         ({"temperature": float("nan")}, "temperature = nan"),
+        ({"top_p": 0.0}, "top_p = 0.0 must be above 0"),
+        ({"top_k": -1}, "top_k = -1"),
+        ({"min_p": 1.5}, "min_p = 1.5"),
+        ({"allowed_token_ids": (3, 50)}, r"allowed_token_ids = \[50\]: .* end at 49"),
+        ({"banned_token_ids": (51, 3)}, r"banned_token_ids = \[51\]"),
+        ({"forced_prefix": (50, 3)}, r"forced_prefix = \[50\]"),
+        ({"banned_token_ids": tuple(range(50))}, "leave no token"),
+        (
+            {"banned_token_ids": range(48), "stop_token_ids": (48, 49, 70), "min_tokens": 1},
+            "stop ids before min_tokens leave no token",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_with_its_group_and_reason(
@@ -213,6 +225,34 @@ def test_a_request_that_cannot_be_served_is_refused_with_its_group_and_reason(
 ) -> None:
     with pytest.raises(GeneratorFailure, match=f"group bad.*{words}"):
         lab.run(lab.decoder(), [lab.request("good"), lab.request("bad", **changes)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"forced_prefix": (9,)},
+            r"begins with \(1,\) and not with sampling.forced_prefix = \(9,\)",
+        ),
+        ({"raw_logprobs": True}, "has no raw_logprobs"),
+        ({"kept_support": True, "top_k": 3}, "has no kept_support"),
+    ],
+)
+def test_a_begun_rollout_that_lacks_what_is_asked_for_is_refused(
+    lab: Lab, changes: dict[str, Any], words: str
+) -> None:
+    begun = Rollout(
+        rollout_index=1,
+        completion_ids=(1, 2),
+        loss_mask=(True, True),
+        generator_logprobs=(-1.0, -1.0),
+        version_spans=(VersionSpan(policy_version=0, start=0, end=2),),
+        finish_reason="abort",
+        text="AB",
+    )
+    request = replace(lab.request("bad", size=2, **changes), begun=(begun,))
+    with pytest.raises(GeneratorFailure, match=f"group bad.*begun rollout 1 {words}"):
+        lab.run(lab.decoder(), [request])
 
 
 def test_a_rollout_may_use_every_position_of_the_model(lab: Lab) -> None:

@@ -44,10 +44,10 @@ def rounded_up() -> tuple[Tensor, Tensor]:
 def test_a_target_below_its_block_by_a_rounding_finds_no_token_of_weight_0() -> None:
     logits, uniform = rounded_up()
 
-    ids, logprobs = draw(logits, sampling_rows([SamplingParams()]), uniform)
+    drawn = draw(logits, sampling_rows([SamplingParams()]), uniform)
 
-    assert ids.tolist() == [LIKELY], "and not the first of its block, which has no weight"
-    assert logprobs.tolist() == pytest.approx([0.0], abs=1e-6)
+    assert drawn.ids.tolist() == [LIKELY], "and not the first of its block, which has no weight"
+    assert drawn.logprobs.tolist() == pytest.approx([0.0], abs=1e-6)
 
 
 LINEAR = LlamaConfig(

@@ -6,11 +6,11 @@ as a group that never becomes whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from headrace.errors import GeneratorFailure
 from headrace.models.decoder_config import DecoderConfig
-from headrace.types import GenerationRequest
+from headrace.types import GenerationRequest, Rollout, SamplingParams
 
 
 def check_requests(
@@ -18,8 +18,11 @@ def check_requests(
 ) -> None:
     """Raise GeneratorFailure naming the first group that cannot be sampled, and why."""
     seen: set[str] = set()
+    # Masks may be as long as the vocabulary, and mostly all requests have one params object.
+    params = {id(request.sampling): request.sampling for request in requests}
+    faults = {key: next(_faults(param, config.vocab_size), None) for key, param in params.items()}
     for request in requests:
-        problem = _problem(request, config, max_cached_tokens)
+        problem = faults[id(request.sampling)] or _problem(request, config, max_cached_tokens)
         if request.group_id in seen:
             problem = "asked for twice in one call; give each group an id of its own"
         if problem:
@@ -28,22 +31,55 @@ def check_requests(
         seen.add(request.group_id)
 
 
+def _faults(sampling: SamplingParams, vocab_size: int) -> Iterator[str]:
+    """Say what no request can ask for."""
+    if sampling.max_tokens < 1:
+        yield f"sampling.max_tokens = {sampling.max_tokens} must be at least 1"
+    if not 0.0 <= sampling.temperature < float("inf"):
+        yield f"sampling.temperature = {sampling.temperature} must be 0 or a positive number"
+    if not 0.0 < sampling.top_p <= 1.0:
+        yield f"sampling.top_p = {sampling.top_p} must be above 0 and at most 1"
+    if sampling.top_k < 0:
+        yield f"sampling.top_k = {sampling.top_k} must be 0 or a positive number"
+    if not 0.0 <= sampling.min_p <= 1.0:
+        yield f"sampling.min_p = {sampling.min_p} must be from 0 to 1"
+    for name in ("allowed_token_ids", "banned_token_ids", "forced_prefix"):
+        beyond = [token for token in getattr(sampling, name) or () if token >= vocab_size]
+        if beyond:
+            yield f"sampling.{name} = {beyond}: the model's ids end at {vocab_size - 1}"
+    if len(sampling.early_banned.intersection(range(vocab_size))) == vocab_size:
+        yield "sampling.banned_token_ids and the stop ids before min_tokens leave no token"
+
+
 def _problem(
     request: GenerationRequest, config: DecoderConfig, max_cached_tokens: int
 ) -> str | None:
     sampling, ids = request.sampling, request.prompt.token_ids
     if request.group_size < 1:
         return f"group_size = {request.group_size} must be at least 1"
-    if sampling.max_tokens < 1:
-        return f"sampling.max_tokens = {sampling.max_tokens} must be at least 1"
-    if not 0.0 <= sampling.temperature < float("inf"):
-        return f"sampling.temperature = {sampling.temperature} must be 0 or a positive number"
     if not (min(ids) >= 0 and max(ids) < config.vocab_size):
         return (
             f"token ids {min(ids)} to {max(ids)} do not fit the vocabulary of "
             f"{config.vocab_size}; was it rendered by another model's tokenizer?"
         )
+    for rollout in request.begun:
+        if problem := _cannot_go_on(rollout, sampling):
+            return f"begun rollout {rollout.rollout_index} {problem}"
     return _too_long(len(ids), sampling.max_tokens, config.max_positions, max_cached_tokens)
+
+
+def _cannot_go_on(rollout: Rollout, sampling: SamplingParams) -> str | None:
+    """Say in what way ``rollout``, if it was taken back, is none of ``sampling``."""
+    ids, prefix = rollout.completion_ids, sampling.forced_prefix
+    if not rollout.may_go_on or not ids:
+        return None
+    if ids[: len(prefix)] != prefix:
+        return f"begins with {ids[: len(prefix)]} and not with sampling.forced_prefix = {prefix}"
+    if sampling.raw_logprobs and rollout.raw_logprobs is None:
+        return "has no raw_logprobs, which sampling.raw_logprobs asks for"
+    if sampling.records_support and rollout.kept_support is None:
+        return "has no kept_support, which sampling.kept_support asks for"
+    return None
 
 
 def _too_long(prompt: int, completion: int, positions: int, cached: int) -> str | None:

@@ -195,7 +195,9 @@ class Engine:
             self._runner.copy_blocks(rest * len(copies), [block for own in copies for block in own])
         for _ in copies:
             self._blocks.hold(whole)
-        self._running.append(branch.tickets[:count], [whole + own for own in (rest, *copies)])
+        assert self._policy_version is not None
+        tickets = [ticket.started(self._policy_version) for ticket in branch.tickets[:count]]
+        self._running.append(tickets, [whole + own for own in (rest, *copies)])
         self._scheduler.take_back(branch.tickets[count:])
         return count
 
@@ -228,8 +230,9 @@ class Engine:
         running = self._running
         uniform = uniforms(running.seed[rows], running.num_generated[rows])
         sampling = running.sampling.at(rows).to(logits.device)
-        token_ids, logprobs = draw(logits, sampling, uniform.to(logits.device))
-        running.record(rows, token_ids.cpu(), logprobs.cpu(), self._policy_version)
+        forbidden = running.forbidden(rows, logits.shape[1], logits.device)
+        drawn = draw(logits, sampling, uniform.to(logits.device), forbidden)
+        running.record(rows, drawn, self._policy_version)
 
     def _retire(self) -> list[GroupCollector]:
         """Take ended rollouts out; return the groups that became whole."""
@@ -270,13 +273,14 @@ class Engine:
         self._running.keep((~gone).nonzero().flatten())
 
     def _hit_stop_string(self) -> torch.Tensor:
-        """[n] bool: the newest token completed one of the rollout's stop strings."""
+        """[n] bool: the newest token completed one of the rollout's stop strings and may end it."""
         hit = torch.zeros(len(self._running), dtype=torch.bool)
         if not self._running.any_stop_strings:
             return hit
+        late = (self._running.num_generated > self._running.min_tokens).tolist()
         for row, ticket in enumerate(self._running.tickets):
             strings = ticket.request.sampling.stop_strings
-            if strings:
+            if strings and late[row]:
                 hit[row] = self._completed_any(row, strings)
         return hit
 
@@ -288,11 +292,24 @@ class Engine:
         window = 2 * longest + 4
         while True:
             tail = completion[-window:]
-            text = self._decode(tail)
-            if any(string in text for string in strings):
+            text, before = self._decode(tail), self._decode(tail[:-1])
+            if _completes_any(strings, text, before):
                 return True
             # Special tokens and parts of a character add no text, so tokens cannot be counted on:
             # what lies before the newest one must hold a whole stop string and a broken character.
-            if window >= length or len(self._decode(tail[:-1])) > longest:
+            if window >= length or len(before) > longest:
                 return False
             window *= 2
+
+
+def _completes_any(strings: Sequence[str], text: str, before: str) -> bool:
+    """Return whether one of ``strings`` ends in what ``text`` has and ``before`` had not.
+
+    One that was there before did not end the rollout when it might have, so it never will.
+    """
+    ends = [at + len(string) for string in strings if (at := text.rfind(string)) >= 0]
+    if not ends:
+        return False
+    pairs = enumerate(zip(text, before, strict=False))
+    alike = next((at for at, (one, other) in pairs if one != other), min(len(text), len(before)))
+    return max(ends) > alike

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from headrace.generators.torch_engine.sampling import SamplingRows
+from headrace.generators.torch_engine.masks import TokenMasks
+from headrace.generators.torch_engine.sampling import Drawn, SamplingRows
 from headrace.types import (
     FinishReason,
     GenerationRequest,
@@ -36,6 +37,8 @@ class Begun:
     policy_versions: tuple[int, ...] = ()
     loss_mask: tuple[bool, ...] = ()
     """True where the policy chose the token."""
+    raw_logprobs: tuple[float, ...] | None = None
+    kept_support: tuple[bytes, ...] | None = None
 
     @classmethod
     def of(cls, rollout: Rollout) -> Begun:
@@ -46,6 +49,21 @@ class Begun:
             generator_logprobs=rollout.generator_logprobs,
             policy_versions=tuple(s.policy_version for s in spans for _ in range(s.start, s.end)),
             loss_mask=rollout.loss_mask,
+            raw_logprobs=rollout.raw_logprobs,
+            kept_support=rollout.kept_support,
+        )
+
+    @classmethod
+    def forced(cls, token_ids: tuple[int, ...], version: int) -> Begun:
+        """Return what a rollout begins with that must begin with ``token_ids``."""
+        count = len(token_ids)
+        return cls(
+            completion_ids=token_ids,
+            generator_logprobs=(0.0,) * count,
+            policy_versions=(version,) * count,
+            loss_mask=(False,) * count,
+            raw_logprobs=(0.0,) * count,
+            kept_support=(b"",) * count,
         )
 
 
@@ -61,6 +79,19 @@ class Ticket:
     rollout_index: int
     collector: GroupCollector
     begun: Begun = NOTHING
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What must be in the cache before its next token: the prompt, and how it goes on."""
+        begun = self.begun.completion_ids or self.request.sampling.forced_prefix
+        return (*self.request.prompt.token_ids, *begun)
+
+    def started(self, version: int) -> Ticket:
+        """Return this ticket once `token_ids` are computed, by the weights of ``version``."""
+        prefix = self.request.sampling.forced_prefix
+        if self.begun.completion_ids or not prefix:
+            return self
+        return replace(self, begun=Begun.forced(prefix, version))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +112,8 @@ class FinishedRollout:
             version_spans=_spans(self.sampled.policy_versions),
             finish_reason=self.finish_reason,
             text=text,
+            raw_logprobs=self.sampled.raw_logprobs,
+            kept_support=self.sampled.kept_support,
         )
 
 
@@ -124,10 +157,19 @@ class RunningRollouts:
         self.stop_ids = torch.zeros(0, 0, dtype=torch.int64)
         self.token_ids = torch.zeros(0, 0, dtype=torch.int64)
         self.logprobs = torch.zeros(0, 0, dtype=torch.float32)
+        self.raw_logprobs = torch.zeros(0, 0, dtype=torch.float32)
+        """As wide as ``token_ids`` where a rollout wants them."""
+        self.kept_support: list[list[bytes]] = []
+        """[n] of each token so far, where the rollout wants it."""
         self.policy_versions = torch.zeros(0, 0, dtype=torch.int64)
         self.blocks = torch.zeros(0, 0, dtype=torch.int64)
         """[n, T] cache blocks, of which row i uses the first ``num_blocks[i]``."""
         self.sampling = sampling_rows([])
+        self.min_tokens = torch.zeros(0, dtype=torch.int64)
+        self.early_mask = torch.zeros(0, dtype=torch.int64)
+        """[n] which of ``masks`` holds before ``min_tokens``; ``late_mask`` from there on."""
+        self.late_mask = torch.zeros(0, dtype=torch.int64)
+        self.masks = TokenMasks()
         self.any_stop_strings = False
         self.layout = 0
         """Changes whenever a row or one of its blocks does."""
@@ -169,26 +211,48 @@ class RunningRollouts:
         self.logprobs = _widened(self.logprobs, len(tickets), width)
         self.policy_versions = _widened(self.policy_versions, len(tickets), width)
         self.blocks = _widened(self.blocks, len(tickets), max(len(row) for row in blocks))
+        self._read_params(len(tickets))
         for row, (ticket, held) in enumerate(zip(tickets, blocks, strict=True), start=first):
             self._restore(row, ticket.begun)
             self.blocks[row, : len(held)] = torch.tensor(held)
-        self.stop_ids = _stop_table(self.tickets)
-        self.sampling = sampling_rows([ticket.request.sampling for ticket in self.tickets])
         self.any_stop_strings |= any(param.stop_strings for param in params)
 
+    def _read_params(self, num_new: int) -> None:
+        """Make the columns that depend on nothing but the sampling parameters."""
+        params = [ticket.request.sampling for ticket in self.tickets]
+        self.stop_ids = _stop_table(self.tickets)
+        self.sampling = sampling_rows(params)
+        self.min_tokens = torch.tensor([param.min_tokens for param in params])
+        self.early_mask, self.late_mask = self.masks.assign(params)
+        width = self.token_ids.shape[1] if self.sampling.any_raw else 0
+        self.raw_logprobs = _widened(self.raw_logprobs, num_new, width)
+
     def _restore(self, row: int, begun: Begun) -> None:
+        self.kept_support.append(list(begun.kept_support or ()))
         length = len(begun.completion_ids)
         if length:
             self.token_ids[row, :length] = torch.tensor(begun.completion_ids)
             self.logprobs[row, :length] = torch.tensor(begun.generator_logprobs)
             self.policy_versions[row, :length] = torch.tensor(begun.policy_versions)
+            if self.tickets[row].request.sampling.raw_logprobs:
+                self.raw_logprobs[row, :length] = torch.tensor(begun.raw_logprobs)
 
-    def record(self, rows: slice, token_ids: Tensor, logprobs: Tensor, version: int) -> None:
+    def forbidden(self, rows: slice, vocab_size: int, device: torch.device) -> Tensor | None:
+        """Return [m, V] bool: what each of the m ``rows`` may not sample next; None: nothing."""
+        early = self.num_generated[rows] < self.min_tokens[rows]
+        index = torch.where(early, self.early_mask[rows], self.late_mask[rows])
+        return self.masks.forbidden(index, vocab_size, device)
+
+    def record(self, rows: slice, drawn: Drawn, version: int) -> None:
         """Append to each rollout in ``rows`` one token, sampled under ``version``."""
         columns = self.num_generated[rows].unsqueeze(1)
-        self.token_ids[rows].scatter_(1, columns, token_ids.unsqueeze(1))
-        self.logprobs[rows].scatter_(1, columns, logprobs.unsqueeze(1))
+        self.token_ids[rows].scatter_(1, columns, drawn.ids.cpu().unsqueeze(1))
+        self.logprobs[rows].scatter_(1, columns, drawn.logprobs.cpu().unsqueeze(1))
         self.policy_versions[rows].scatter_(1, columns, version)
+        if drawn.raw_logprobs is not None:
+            self.raw_logprobs[rows].scatter_(1, columns, drawn.raw_logprobs.cpu().unsqueeze(1))
+        for row, support in drawn.kept_support.items():
+            self.kept_support[rows.start + row].append(support)
         self.num_generated[rows] += 1
 
     def add_blocks(self, rows: Tensor, blocks: Sequence[int]) -> None:
@@ -212,12 +276,16 @@ class RunningRollouts:
         """Return what rollout ``row`` has sampled."""
         length = int(self.num_generated[row])
         begun = self.tickets[row].begun.loss_mask
+        params = self.tickets[row].request.sampling
+        raw = tuple(self.raw_logprobs[row, :length].tolist()) if params.raw_logprobs else None
         return Begun(
             completion_ids=tuple(self.token_ids[row, :length].tolist()),
             generator_logprobs=tuple(self.logprobs[row, :length].tolist()),
             policy_versions=tuple(self.policy_versions[row, :length].tolist()),
             # Whatever a row began with, the policy chose what was sampled here.
             loss_mask=(*begun, *(True,) * (length - len(begun))),
+            raw_logprobs=raw,
+            kept_support=tuple(self.kept_support[row]) if params.records_support else None,
         )
 
     def keep(self, rows: Tensor) -> None:
@@ -232,9 +300,14 @@ class RunningRollouts:
         self.stop_ids = self.stop_ids[rows]
         self.token_ids = self.token_ids[rows]
         self.logprobs = self.logprobs[rows]
+        self.raw_logprobs = self.raw_logprobs[rows]
+        self.kept_support = [self.kept_support[row] for row in rows.tolist()]
         self.policy_versions = self.policy_versions[rows]
         self.blocks = self.blocks[rows]
         self.sampling = self.sampling.at(rows)
+        self.min_tokens = self.min_tokens[rows]
+        self.early_mask = self.early_mask[rows]
+        self.late_mask = self.late_mask[rows]
         self.any_stop_strings &= bool(self.tickets)
 
 
@@ -267,7 +340,11 @@ def sampling_rows(params: Sequence[SamplingParams]) -> SamplingRows:
         top_p=torch.tensor([param.top_p for param in params], dtype=torch.float64),
         top_k=torch.tensor([param.top_k for param in params], dtype=torch.int64),
         min_p=torch.tensor([param.min_p for param in params], dtype=torch.float32),
+        wants_raw=torch.tensor([param.raw_logprobs for param in params], dtype=torch.bool),
+        wants_support=torch.tensor([param.records_support for param in params], dtype=torch.bool),
         truncates=any(param.truncates for param in params),
         any_greedy=any(param.temperature == 0 for param in params),
         any_scaled=any(param.temperature not in {0.0, 1.0} for param in params),
+        any_raw=any(param.raw_logprobs for param in params),
+        any_support=any(param.records_support for param in params),
     )

@@ -1,19 +1,23 @@
-"""Drawing tokens: temperature, filters, and one counter-based uniform per token.
+"""Drawing tokens: masks, temperature, filters, and one counter-based uniform per token.
 
 A row's token depends on its own logits, parameters, seed and position, and on nothing else in the
-batch. Sampling is by inverse CDF in two stages (blocks, then inside one block, both in float64), so
-that it costs three passes over the logits however large the vocabulary is.
+batch: every reduction runs along a row. Sampling is by inverse CDF in two stages (blocks, then
+inside one block, both in float64), so that it costs three passes over the logits however large the
+vocabulary is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.errors import GeneratorFailure
+from headrace.generators.torch_engine.filters import keep_support
+from headrace.kept_support import encode
 
 BLOCK = 256
 """Tokens of a stage-one block: about the root of a large vocabulary."""
@@ -27,36 +31,53 @@ class SamplingRows:
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
+    wants_raw: Tensor
+    """bool: log-probs of the model's own distribution are recorded."""
+    wants_support: Tensor
+    """bool: the tokens that filters leave are recorded."""
     truncates: bool
     """Whether any row filters tokens."""
     any_greedy: bool
     """Whether any row has temperature 0."""
     any_scaled: bool
     """Whether any row has a temperature other than 0 and 1."""
+    any_raw: bool
+    """Whether any row wants raw log-probs."""
+    any_support: bool
+    """Whether any row wants its support."""
 
     def at(self, rows: Tensor | slice) -> SamplingRows:
         """Return these ``rows`` alone."""
-        return SamplingRows(
-            temperature=self.temperature[rows],
-            top_p=self.top_p[rows],
-            top_k=self.top_k[rows],
-            min_p=self.min_p[rows],
-            truncates=self.truncates,
-            any_greedy=self.any_greedy,
-            any_scaled=self.any_scaled,
-        )
+        return self._with_columns(lambda column: column[rows])
 
     def to(self, device: torch.device) -> SamplingRows:
         """Return the columns on ``device``."""
-        return SamplingRows(
-            temperature=self.temperature.to(device),
-            top_p=self.top_p.to(device),
-            top_k=self.top_k.to(device),
-            min_p=self.min_p.to(device),
-            truncates=self.truncates,
-            any_greedy=self.any_greedy,
-            any_scaled=self.any_scaled,
+        return self._with_columns(lambda column: column.to(device))
+
+    def _with_columns(self, change: Callable[[Tensor], Tensor]) -> SamplingRows:
+        return replace(
+            self,
+            temperature=change(self.temperature),
+            top_p=change(self.top_p),
+            top_k=change(self.top_k),
+            min_p=change(self.min_p),
+            wants_raw=change(self.wants_raw),
+            wants_support=change(self.wants_support),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One token for each of n rows."""
+
+    ids: Tensor
+    """[n] int64."""
+    logprobs: Tensor
+    """[n] fp32, under the distribution drawn from."""
+    raw_logprobs: Tensor | None
+    """[n] fp32, under the softmax of the logits as they came, where a row wants it; None: none."""
+    kept_support: dict[int, bytes]
+    """Row -> what masks and filters left to draw from, of the rows that want it."""
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -74,43 +95,101 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-def draw(logits: Tensor, rows: SamplingRows, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Return token ids [n] and their log-probs [n] under the distribution drawn from.
+def draw(
+    logits: Tensor, rows: SamplingRows, uniform: Tensor, forbidden: Tensor | None = None
+) -> Drawn:
+    """Draw a token for each row, those where ``forbidden`` [n, V] is True left out.
 
     ``logits`` [n, V] are overwritten. A greedy row takes the first largest logit; its distribution
     is a point, so its log-prob is 0. Raises GeneratorFailure for logits that are not finite.
     """
     logits = logits.float()
+    raw = _RawLogprobs(logits, rows, forbidden) if rows.any_raw else None
+    if forbidden is not None:
+        logits.masked_fill_(forbidden, -torch.inf)
     greedy_ids = logits.argmax(-1) if rows.any_greedy else None
     if rows.any_scaled:
         logits.div_(torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1))
     weights = torch.softmax(logits, -1)
+    # One logit that is not finite spreads over its row.
+    if not bool(weights[:, 0].isfinite().all()):
+        msg = "the model's logits are not finite: its weights hold NaN or overflow"
+        raise GeneratorFailure(msg)
+    totals = _block_cdf(weights)[-1][:, -1] if raw else None
     if rows.truncates:
-        _keep_support(weights, rows)
+        _filter(weights, rows)
     ids, weight, total = _inverse_cdf(weights, uniform)
     logprobs = (weight.log() - total.log()).float()
     if greedy_ids is not None:
         is_greedy = rows.temperature == 0
         ids = torch.where(is_greedy, greedy_ids, ids)
         logprobs = torch.where(is_greedy, 0.0, logprobs)
-    return ids, logprobs
+    return Drawn(
+        ids=ids,
+        logprobs=logprobs,
+        raw_logprobs=None if raw is None or totals is None else raw.of(ids, weights, totals),
+        kept_support=_supports(weights, rows, ids) if rows.any_support else {},
+    )
 
 
-def _inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pick by unnormalised ``weights`` [n, V]; return ids, their weights and totals, each [n]."""
+class _RawLogprobs:
+    """What masks and temperature would destroy, kept until the token is known.
+
+    A row with neither needs nothing: the softmax that it is drawn from is that of its logits.
+    """
+
+    def __init__(self, logits: Tensor, rows: SamplingRows, forbidden: Tensor | None) -> None:
+        changed = (rows.temperature != 0) & (rows.temperature != 1)
+        if forbidden is not None:
+            changed |= forbidden.any(-1)
+        self._changed = (changed & rows.wants_raw).nonzero().flatten()
+        self._logprobs = torch.log_softmax(logits[self._changed], -1)
+
+    def of(self, ids: Tensor, weights: Tensor, totals: Tensor) -> Tensor:
+        """Return [n] for ``ids`` [n], drawn by ``weights`` [n, V] that made ``totals`` [n]."""
+        weight = weights.gather(1, ids.unsqueeze(1)).squeeze(1).double()
+        found = (weight.log() - totals.log()).float()
+        changed_ids = ids[self._changed].unsqueeze(1)
+        found[self._changed] = self._logprobs.gather(1, changed_ids).squeeze(1)
+        return found
+
+
+def _filter(weights: Tensor, rows: SamplingRows) -> None:
+    """Set to 0 what top-k, top-p and min-p leave out of ``weights`` [n, V]."""
+    filters = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
+    chosen = (filters & (rows.temperature > 0)).nonzero().flatten()
+    keep_support(weights, chosen, top_k=rows.top_k, top_p=rows.top_p, min_p=rows.min_p)
+
+
+def _supports(weights: Tensor, rows: SamplingRows, ids: Tensor) -> dict[int, bytes]:
+    """Return what is left to draw from in each row that wants it; of a greedy one, its token."""
+    wanted = rows.wants_support.nonzero().flatten()
+    kept = (weights[wanted] > 0).cpu().numpy()
+    greedy = (rows.temperature[wanted] == 0).tolist()
+    tokens = ids[wanted].tolist()
+    return {
+        row: encode([token] if is_point else np.flatnonzero(mask))
+        for row, mask, is_point, token in zip(wanted.tolist(), kept, greedy, tokens, strict=True)
+    }
+
+
+def _block_cdf(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``weights`` [n, V] as blocks [n, m, BLOCK], their sums [n, m] and the sums' CDF."""
     num_rows, vocabulary = weights.shape
     if vocabulary % BLOCK:
         weights = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK))
     blocks = weights.view(num_rows, -1, BLOCK)
-    block_sums = blocks.sum(-1).double()
-    block_cdf = block_sums.cumsum(-1)
+    sums = blocks.sum(-1).double()
+    return blocks, sums, sums.cumsum(-1)
+
+
+def _inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pick by unnormalised ``weights`` [n, V]; return ids, their weights and totals, each [n]."""
+    blocks, block_sums, block_cdf = _block_cdf(weights)
     total = block_cdf[:, -1]
-    if not bool(total.isfinite().all()):
-        msg = "the model's logits are not finite: its weights hold NaN or overflow"
-        raise GeneratorFailure(msg)
     target = (uniform * total).unsqueeze(1)
     block = _first_above(block_cdf, target)
-    every = torch.arange(num_rows, device=weights.device)
+    every = torch.arange(len(weights), device=weights.device)
     before = block_cdf[every, block] - block_sums[every, block]
     # Below 0 by a rounding, the target would find a token of weight 0.
     target = (target - before.unsqueeze(1)).clamp_(min=0.0)
@@ -126,20 +205,3 @@ def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
     # The last column whose CDF still rises: where to land when rounding carries past the end.
     last = torch.searchsorted(cdf, cdf[:, -1:].contiguous(), right=False)
     return torch.minimum(found, last).squeeze(1)
-
-
-def _keep_support(weights: Tensor, rows: SamplingRows) -> None:
-    """Set to 0 what top-k, then top-p, then min-p leave out of ``weights`` [n, V]."""
-    filters = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
-    chosen = filters.nonzero().flatten()
-    rows, part = rows.at(chosen), weights[chosen]
-    top_k, top_p, min_p = rows.top_k[:, None], rows.top_p[:, None], rows.min_p[:, None]
-    ordered, order = torch.sort(part, dim=-1, descending=True, stable=True)
-    keep = (torch.arange(part.shape[1], device=part.device) < top_k) | (top_k == 0)
-    ordered = torch.where(keep, ordered, 0.0)
-    mass = ordered.double().cumsum(-1)
-    # A token is kept while the mass before it has not reached top_p; the first one always is.
-    keep &= (mass - ordered < top_p * mass[:, -1:]) | (top_p >= 1.0)
-    keep &= ordered >= min_p * ordered[:, :1]
-    keep[:, 0] = True
-    weights[chosen] = part.mul_(torch.zeros_like(keep).scatter_(1, order, keep))

@@ -52,9 +52,7 @@ class Part:
 
 def branch_of(tickets: Sequence[Ticket]) -> Branch:
     """Return the branch of ``tickets``, which all go on from the same tokens: mostly none."""
-    first = tickets[0]
-    token_ids = (*first.request.prompt.token_ids, *first.begun.completion_ids)
-    return Branch(token_ids=token_ids, tickets=tuple(tickets), blocks=[])
+    return Branch(token_ids=tickets[0].token_ids, tickets=tuple(tickets), blocks=[])
 
 
 def _branches(tickets: Sequence[Ticket]) -> Iterator[Branch]:
