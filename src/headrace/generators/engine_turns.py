@@ -1,27 +1,27 @@
 """The turns of an engine on a compute thread: only there is it touched, and no failure ends them.
 
 A turn obeys one command or makes one engine step, then queues the next one behind whatever else the
-thread has been given meanwhile; without work there are no turns. Commands arrive through an inbox
-and are obeyed in order, between two engine steps. With ``on_update = wait`` a weight update closes
-admission: what was submitted before it is finished under the old weights, what comes after it
-starts under the new ones. Owns the promise that every submission and every update is answered, by
-its result or by an error, also when it is closed.
+thread has been given meanwhile; without work, or paused, there are no turns. Commands arrive through
+an inbox and are obeyed between two engine steps: pause, resume and abort at once, requests and
+updates in order. With ``on_update = wait`` a weight update closes admission: what was submitted
+before it is finished under the old weights, what comes after it starts under the new ones. Owns the
+promise that every command is answered, by its result or by an error, also when it is closed.
 """
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.compute import ComputeThread
 from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
-from headrace.generators.torch_engine.engine import Decode, Engine
-from headrace.generators.torch_engine.rollout_state import GroupCollector
+from headrace.generators.torch_engine.engine import Engine
+from headrace.generators.torch_engine.rollout_state import Decode, GroupCollector
 from headrace.generators.torch_engine.statistics import Statistics
 from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
 
@@ -30,7 +30,7 @@ CLOSED = "the generator was closed"
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Submission:
-    """The requests of one call, and where their groups go."""
+    """The requests of one call that leave something to be sampled, and where their groups go."""
 
     requests: Sequence[GenerationRequest]
     deliver: Callable[[RolloutGroup | GeneratorFailure], None]
@@ -43,6 +43,14 @@ class Submission:
 class _Update:
     update: WeightUpdate
     done: Future[None]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Control:
+    """Obeyed as soon as it is read, whatever waits."""
+
+    obey: Callable[[], None]
+    done: Future[None] = field(default_factory=Future)
 
 
 class EngineTurns:
@@ -59,16 +67,25 @@ class EngineTurns:
         self._on_update: OnUpdate = on_update
         self._decode = decode
         self._compute = compute
-        self._inbox: queue.SimpleQueue[Submission | _Update] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Submission | _Update | _Control] = queue.SimpleQueue()
+        self._in_order: deque[Submission | _Update] = deque()
+        """Read and not begun: an update that waits for rollouts to end, and what came after it."""
         self._owners: dict[GroupCollector, Submission] = {}
+        self._is_paused = False
         self._gate = threading.Lock()
         self._has_turn = False
         """Whether a turn is queued or made. Under the gate, as `_closing` is set."""
         self._closing = threading.Event()
         self._ended = threading.Event()
-        self._idle_since = time.monotonic()
+        self._resting_since: float | None = time.monotonic()
+        """Since when there is no turn, less what was counted; None while there is one."""
         self.num_steps = 0
         """Engine steps so far, by which others see that it lives."""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it makes no step because it is paused, and not because it hangs."""
+        return self._is_paused and self._resting_since is not None
 
     def submit(self, submission: Submission) -> None:
         """Queue ``submission``. Raises GeneratorFailure once closed."""
@@ -86,10 +103,43 @@ class EngineTurns:
             raise WeightSyncError(msg)
         return done
 
+    def pause(self) -> Future[None]:
+        """Sample nothing from the next step on, until `resume`."""
+        return self._control(self._stand_still)
+
+    def resume(self) -> Future[None]:
+        """Go on with everything."""
+        return self._control(self._go_on)
+
+    def abort(self, group_ids: Collection[str]) -> Future[None]:
+        """Deliver the open groups of these names as they are; those that have ended are no more."""
+        names = frozenset(group_ids)
+        return self._control(lambda: self._hand_back(names))
+
+    def _control(self, obey: Callable[[], None]) -> Future[None]:
+        """Raise GeneratorFailure once closed."""
+        command = _Control(obey=obey)
+        if not self._send(command):
+            raise GeneratorFailure(CLOSED)
+        return command.done
+
     def take_statistics(self) -> Statistics:
         """Return what was counted since the last call."""
-        taken, self._engine.statistics = self._engine.statistics, Statistics()
+        with self._gate:
+            self._count_rest()
+            taken, self._engine.statistics = self._engine.statistics, Statistics()
         return taken
+
+    def _count_rest(self) -> None:
+        """Count the time without a turn, up to now. Under the gate."""
+        if self._resting_since is None:
+            return
+        now = time.monotonic()
+        seconds, self._resting_since = now - self._resting_since, now
+        if self._is_paused:
+            self._engine.statistics.paused_seconds += seconds
+        else:
+            self._engine.statistics.idle_seconds += seconds
 
     def close(self, timeout_seconds: float) -> None:
         """Fail whatever is open and take no more turns. Idempotent."""
@@ -98,7 +148,7 @@ class EngineTurns:
             self._queue_turn()
         self._ended.wait(timeout_seconds)
 
-    def _send(self, command: Submission | _Update) -> bool:
+    def _send(self, command: Submission | _Update | _Control) -> bool:
         """Return whether it went in. Under the gate, so that nothing comes after the last look."""
         with self._gate:
             if not self._closing.is_set():
@@ -107,8 +157,11 @@ class EngineTurns:
             return not self._closing.is_set()
 
     def _queue_turn(self) -> None:
+        """Under the gate."""
         if not self._has_turn and not self._ended.is_set():
             self._has_turn = True
+            self._count_rest()
+            self._resting_since = None
             self._compute.submit(self._turn)
 
     def _turn(self) -> None:
@@ -116,27 +169,76 @@ class EngineTurns:
             self._refuse_rest()
             self._ended.set()
             return
-        self._engine.statistics.idle_seconds += max(0.0, time.monotonic() - self._idle_since)
-        self._idle_since = math.inf
-        self._obey_or_step()
+        if not self._inbox.empty():
+            self._read(self._inbox.get_nowait())
+        elif self._may_step():
+            self._step()
+        self._begin_next()
         with self._gate:
             self._has_turn = False
-            if self._engine.has_work or not self._inbox.empty() or self._closing.is_set():
+            if self._may_step() or not self._inbox.empty() or self._closing.is_set():
                 self._queue_turn()
             else:
-                self._idle_since = time.monotonic()
+                self._resting_since = time.monotonic()
 
-    def _obey_or_step(self) -> None:
-        try:
-            command = self._inbox.get_nowait()
-        except queue.Empty:
-            self._step()
-            return
+    def _may_step(self) -> bool:
+        return self._engine.has_work and not self._is_paused
+
+    def _read(self, command: Submission | _Update | _Control) -> None:
         match command:
-            case Submission():
-                self._admit(command)
-            case _Update():
-                self._apply(command)
+            case Submission() | _Update():
+                self._in_order.append(command)
+            case _Control():
+                self._obey(command)
+
+    def _obey(self, command: _Control) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        try:
+            command.obey()
+        except Exception as error:  # noqa: BLE001 - as in `_step`: whoever asked must be answered
+            self._give_up(error)
+            command.done.set_exception(_failure(error))
+        else:
+            command.done.set_result(None)
+
+    def _stand_still(self) -> None:
+        self._is_paused = True
+
+    def _go_on(self) -> None:
+        self._is_paused = False
+
+    def _hand_back(self, names: frozenset[str]) -> None:
+        running = {c for c in self._owners if c.request.group_id in names}
+        self._engine.abort(running)
+        for collector in running:
+            self._deliver(collector)
+        for queued in self._in_order:
+            if isinstance(queued, Submission):
+                for request in [r for r in queued.requests if r.group_id in names]:
+                    queued.deliver(self._engine.refuse(request).group(self._decode))
+                queued.requests = [r for r in queued.requests if r.group_id not in names]
+
+    def _begin_next(self) -> None:
+        """Admit and load in order, up to an update that must wait for rollouts to end."""
+        while self._in_order and not self._closing.is_set():
+            match self._in_order[0]:
+                case Submission() as submission:
+                    self._in_order.popleft()
+                    self._admit(submission)
+                case _Update() as command:
+                    self._drop_abandoned()
+                    if self._must_wait(command):
+                        return
+                    self._in_order.popleft()
+                    self._load(command)
+
+    def _must_wait(self, command: _Update) -> bool:
+        """Whether rollouts end first; while paused they never would, so `_load` refuses."""
+        return self._has_to_finish() and not self._is_paused and not command.done.cancelled()
+
+    def _has_to_finish(self) -> bool:
+        return self._on_update == "wait" and self._engine.has_work
 
     def _admit(self, submission: Submission) -> None:
         try:
@@ -155,9 +257,15 @@ class EngineTurns:
             for collector in self._engine.step():
                 self._deliver(collector)
         except Exception as error:  # noqa: BLE001 - the one boundary: all would hang
-            self._engine.abort()
-            self._fail_open(error)
+            self._give_up(error)
         self.num_steps += 1
+
+    def _give_up(self, error: Exception) -> None:
+        """Forget all that was begun; tell every open submission, each with its own exception."""
+        self._engine.clear()
+        for owner in dict.fromkeys(self._owners.values()):
+            owner.deliver(_failure(error))
+        self._owners = {}
 
     def _drop_abandoned(self) -> None:
         gone = {collector for collector, owner in self._owners.items() if owner.abandoned}
@@ -166,31 +274,16 @@ class EngineTurns:
             self._owners = {c: owner for c, owner in self._owners.items() if c not in gone}
 
     def _deliver(self, collector: GroupCollector) -> None:
-        request = collector.request
-        finished = sorted(collector.finished, key=lambda rollout: rollout.rollout_index)
-        group = RolloutGroup(
-            group_id=request.group_id,
-            prompt=request.prompt,
-            rollouts=tuple(r.to_rollout(self._decode(r.sampled.completion_ids)) for r in finished),
-            sampling=request.sampling,
-        )
+        group = collector.group(self._decode)
         self._owners.pop(collector).deliver(group)
 
-    def _fail_open(self, error: Exception) -> None:
-        """Tell every open submission, each with an exception of its own."""
-        for owner in dict.fromkeys(self._owners.values()):
-            owner.deliver(_failure(error))
-        self._owners = {}
-
-    def _apply(self, command: _Update) -> None:
-        """Load, after what runs if that is wished, unless all is over or the publisher gave up."""
-        while self._must_finish() and not self._closing.is_set() and not command.done.cancelled():
-            self._step()
+    def _load(self, command: _Update) -> None:
+        """Load, unless all is over or the publisher gave up."""
         if not command.done.set_running_or_notify_cancel():
             return
         version = command.update.policy_version
-        if self._closing.is_set():
-            command.done.set_exception(WeightSyncError(f"version {version}: {CLOSED}"))
+        if self._has_to_finish():
+            command.done.set_exception(WeightSyncError(self._never(version)))
             return
         began = time.monotonic()
         try:
@@ -203,22 +296,35 @@ class EngineTurns:
             self._engine.statistics.update_seconds += time.monotonic() - began
             command.done.set_result(None)
 
-    def _must_finish(self) -> bool:
-        return self._on_update == "wait" and self._engine.has_work
+    def _never(self, version: int) -> str:
+        return (
+            f"version {version} was not loaded: generator.on_update = wait, and "
+            f"{self._engine.num_unfinished} rollouts cannot end while the generator is paused; "
+            "resume it first, abort their groups, or set on_update to keep, recompute or restart"
+        )
 
     def _refuse_rest(self) -> None:
         """Answer what is still open or was queued before the gate closed."""
-        self._engine.abort()
+        self._engine.clear()
         for owner in dict.fromkeys(self._owners.values()):
             owner.deliver(GeneratorFailure(CLOSED))
         self._owners = {}
         while not self._inbox.empty():
-            match self._inbox.get():
-                case Submission() as submission:
-                    submission.deliver(GeneratorFailure(CLOSED))
-                case _Update() as command:
-                    if command.done.set_running_or_notify_cancel():
-                        command.done.set_exception(WeightSyncError(CLOSED))
+            self._refuse(self._inbox.get())
+        while self._in_order:
+            self._refuse(self._in_order.popleft())
+
+    def _refuse(self, command: Submission | _Update | _Control) -> None:
+        match command:
+            case Submission():
+                command.deliver(GeneratorFailure(CLOSED))
+            case _Update() if command.done.set_running_or_notify_cancel():
+                version = command.update.policy_version
+                command.done.set_exception(WeightSyncError(f"version {version}: {CLOSED}"))
+            case _Control() if command.done.set_running_or_notify_cancel():
+                command.done.set_exception(GeneratorFailure(CLOSED))
+            case _:
+                pass
 
 
 def _failure(error: Exception) -> GeneratorFailure:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import TypeVar
 
@@ -18,8 +19,9 @@ from headrace.errors import GeneratorFailure
 from headrace.generators.engine_turns import EngineTurns, Submission
 from headrace.generators.torch_engine.admission import check_requests
 from headrace.generators.torch_engine.block_manager import BlockManager
-from headrace.generators.torch_engine.engine import Decode, Engine
+from headrace.generators.torch_engine.engine import Engine
 from headrace.generators.torch_engine.kv_cache import block_bytes
+from headrace.generators.torch_engine.rollout_state import Decode, GroupCollector
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Scheduler
 from headrace.host import available_memory
@@ -63,6 +65,9 @@ class TorchGenerator:
         ``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free.
         """
         self._config = config
+        self._decode = decode
+        self._open: Counter[str] = Counter()
+        """Group id -> open calls that have not yielded it yet."""
         device = device or torch.device("cpu")
         budget = max_cache_bytes or default_cache_bytes(device)
         num_blocks = budget // block_bytes(config, BLOCK_SIZE, dtype)
@@ -80,12 +85,16 @@ class TorchGenerator:
         """See `Generator`. Waits for the engine, which delivers every group or a failure.
 
         Raises GeneratorFailure before anything is sampled if one of ``requests`` cannot be served.
-        What the caller does not wait for is taken back.
+        What the caller does not wait for is taken back. A request of which nothing is left to be
+        sampled is answered at once, paused or not.
         """
         check_requests(requests, self._config, max_cached_tokens=self._max_cached_tokens)
         loop = asyncio.get_running_loop()
         arrivals: asyncio.Queue[RolloutGroup | GeneratorFailure] = asyncio.Queue()
-        waiting = {request.group_id for request in requests}
+        collectors = [GroupCollector(request=request) for request in requests]
+        for collector in collectors:
+            if collector.is_whole:
+                arrivals.put_nowait(collector.group(self._decode))
 
         def deliver(item: RolloutGroup | GeneratorFailure) -> None:
             try:
@@ -93,18 +102,24 @@ class TorchGenerator:
             except RuntimeError:  # the caller's event loop has closed
                 submission.abandoned = True
 
-        submission = Submission(requests=tuple(requests), deliver=deliver)
-        if waiting:
+        left = [collector.request for collector in collectors if not collector.is_whole]
+        submission = Submission(requests=left, deliver=deliver)
+        if left:
             self._engine.submit(submission)
+        waiting = {request.group_id for request in requests}
+        self._open.update(waiting)
         try:
             while waiting:
                 item = await self._watched(arrivals.get(), f"groups {_some(waiting)}")
                 if isinstance(item, GeneratorFailure):
                     raise item
                 waiting.remove(item.group_id)
+                self._open[item.group_id] -= 1
                 yield item
         finally:
             submission.abandoned = True
+            self._open.subtract(waiting)
+            self._open += Counter()  # forget what is no more open
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `Generator`. Waits for the engine, with ``wait`` for all that it has begun."""
@@ -116,6 +131,23 @@ class TorchGenerator:
                 # The tensors stop being valid when this returns: let a load that began end.
                 concurrent.futures.wait([done], STALL_SECONDS)
 
+    async def pause(self) -> None:
+        """See `Interruptible`. Waits for the engine to come out of its step."""
+        await self._obeyed(self._engine.pause(), "the pause")
+
+    async def resume(self) -> None:
+        """See `Interruptible`."""
+        await self._obeyed(self._engine.resume(), "going on")
+
+    async def abort(self, group_ids: Sequence[str]) -> None:
+        """See `Interruptible`. Of two open calls with one group id, both yield it."""
+        names = set(group_ids)
+        if unknown := {name for name in names if self._open[name] < 1}:
+            msg = f"asked to abort {_some(unknown)}: no open generate() call waits for such groups"
+            raise GeneratorFailure(msg)
+        if names:
+            await self._obeyed(self._engine.abort(names), f"the end of groups {_some(names)}")
+
     def metrics(self) -> Mapping[str, float]:
         """See `Generator`."""
         return self._engine.take_statistics().metrics()
@@ -124,8 +156,11 @@ class TorchGenerator:
         """See `Generator`."""
         await asyncio.to_thread(self._engine.close, STALL_SECONDS)
 
+    async def _obeyed(self, done: concurrent.futures.Future[None], what: str) -> None:
+        await self._watched(asyncio.wrap_future(done), what)
+
     async def _watched(self, awaited: Awaitable[T], what: str) -> T:
-        """Wait as long as the engine keeps making steps; else raise GeneratorFailure."""
+        """Wait while the engine makes steps or is paused; else raise GeneratorFailure."""
         future = asyncio.ensure_future(awaited)
         try:
             while True:
@@ -133,7 +168,7 @@ class TorchGenerator:
                 await asyncio.wait({future}, timeout=STALL_SECONDS)
                 if future.done():
                     return future.result()
-                if self._engine.num_steps == before:
+                if self._engine.num_steps == before and not self._engine.stands_still:
                     msg = f"no engine step for {STALL_SECONDS:.0f} s while waiting for {what}"
                     raise GeneratorFailure(msg)
         finally:

@@ -141,7 +141,7 @@ def test_not_finite_weights_leave_nothing_behind_in_the_cache(lab: Lab) -> None:
     engine.submit([lab.request("a", range(1, 20), size=4)])
     with pytest.raises(Exception, match="not finite"):
         engine.step()
-    engine.abort()
+    engine.clear()
     engine.load(lab.update(lab.decoder(), 3))
     # The short one is read as wide as the long one: over cells that the broken weights filled.
     steps = run_out(engine, [lab.request("short", (1,)), lab.request("long", range(1, 18))])
@@ -296,7 +296,7 @@ def test_nothing_stays_held_once_everything_ended(lab: Lab) -> None:
     assert (engine.num_held_blocks, engine.has_work) == (0, False)
     engine.submit(many(lab))
     engine.step()
-    engine.abort()
+    engine.clear()
     assert engine.num_held_blocks == 0
 
 

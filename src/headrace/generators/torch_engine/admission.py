@@ -6,6 +6,7 @@ as a group that never becomes whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from headrace.errors import GeneratorFailure
@@ -63,14 +64,26 @@ def _problem(
             f"{config.vocab_size}; was it rendered by another model's tokenizer?"
         )
     for rollout in request.begun:
-        if problem := _cannot_go_on(rollout, sampling):
+        if problem := _cannot_go_on(rollout, sampling, config.vocab_size):
             return f"begun rollout {rollout.rollout_index} {problem}"
     return _too_long(len(ids), sampling.max_tokens, config.max_positions, max_cached_tokens)
 
 
-def _cannot_go_on(rollout: Rollout, sampling: SamplingParams) -> str | None:
-    """Say in what way ``rollout``, if it was taken back, is none of ``sampling``."""
+def _cannot_go_on(rollout: Rollout, sampling: SamplingParams, vocab_size: int) -> str | None:
+    """Say in what way ``rollout`` is none of ``sampling``, or nothing that a model has sampled."""
     ids, prefix = rollout.completion_ids, sampling.forced_prefix
+    if len(ids) > sampling.max_tokens:
+        return (
+            f"has {len(ids)} tokens, more than sampling.max_tokens = {sampling.max_tokens}; "
+            "raise it or leave the rollout out, which starts it at the prompt"
+        )
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        return (
+            f"holds token ids {min(ids)} to {max(ids)}, which do not fit the vocabulary of "
+            f"{vocab_size}; was it sampled by another model?"
+        )
+    if not all(map(math.isfinite, rollout.generator_logprobs)):
+        return "holds log-probs that are not finite; leave it out, which starts it at the prompt"
     if not rollout.may_go_on or not ids:
         return None
     if ids[: len(prefix)] != prefix:

@@ -108,6 +108,16 @@ class BlockManager:
                 self._blocks[name] = block
                 self._names[block] = name
 
+    def discard(self, blocks: Iterable[int]) -> list[int]:
+        """Make those of ``blocks`` that nobody holds nameless and free; return which these are."""
+        unheld = [block for block in blocks if block not in self._holders]
+        for block in unheld:
+            if block in self._kept:
+                del self._kept[block]
+                del self._blocks[self._names.pop(block)]
+                heapq.heappush(self._free, block)
+        return unheld
+
     def forget_names(self) -> None:
         """Drop every name: what other weights have computed must not be found again."""
         self._names.clear()

@@ -9,7 +9,7 @@ policy version it was sampled under; weights change only between steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import assert_never
@@ -18,9 +18,10 @@ import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.torch_engine.block_manager import BlockManager
+from headrace.generators.torch_engine.failure_watch import FailureWatch
 from headrace.generators.torch_engine.rollout_state import (
-    NOTHING,
     Begun,
+    Decode,
     FinishedRollout,
     GroupCollector,
     RunningRollouts,
@@ -32,9 +33,6 @@ from headrace.generators.torch_engine.scheduler import Branch, Scheduler
 from headrace.generators.torch_engine.statistics import Statistics
 from headrace.models.weights import checksum
 from headrace.types import FinishReason, GenerationRequest, OnUpdate, WeightUpdate
-
-Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text, special tokens left out."""
 
 
 class Engine:
@@ -48,6 +46,7 @@ class Engine:
         self._blocks = blocks
         self._decode = decode
         self._running = RunningRollouts()
+        self._failures = FailureWatch()
         self._policy_version: int | None = None
         self._refusal = "asked to generate before the first update_weights"
         self.statistics = Statistics()
@@ -57,6 +56,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any rollout runs or waits."""
         return len(self._running) > 0 or not self._scheduler.is_empty
+
+    @property
+    def num_unfinished(self) -> int:
+        """Rollouts that run or wait."""
+        return len(self._running) + self._scheduler.num_rollouts
 
     @property
     def num_running(self) -> int:
@@ -80,11 +84,14 @@ class Engine:
             case "wait":
                 assert not self.has_work, "rollouts in flight would mix two versions"
             case "keep":
-                pass
+                # What is half prefilled has sampled nothing by it yet, so it need not mix versions.
+                self._scheduler.start_over(())
+                self._running.is_mixed = torch.ones(len(self._running), dtype=torch.bool)
             case "recompute":
-                self._start_over(keep_tokens=True)
+                self._scheduler.start_over(self._take_out())
             case "restart":
-                self._start_over(keep_tokens=False)
+                version = update.policy_version
+                self._scheduler.start_over(self._take_out(), lambda begun: begun.given(version))
             case _:
                 assert_never(on_update)
         self._blocks.forget_names()
@@ -97,26 +104,29 @@ class Engine:
             raise WeightSyncError(msg)
         self._policy_version = update.policy_version
 
-    def _start_over(self, *, keep_tokens: bool) -> None:
-        """Queue every rollout that runs once more, to go on from its tokens or from its prompt."""
+    def _take_out(self) -> list[Ticket]:
+        """Take every rollout that runs out; return what it goes on from."""
         running = self._running
         tickets = [
-            replace(ticket, begun=running.sampled(row) if keep_tokens else NOTHING)
+            replace(ticket, begun=running.sampled(row))
             for row, ticket in enumerate(running.tickets)
         ]
         self._leave(torch.ones(len(running), dtype=torch.bool))
-        while self._scheduler.preempt_prefill(keep_tokens=keep_tokens):
-            pass
-        self._scheduler.take_back(tickets)
+        return tickets
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[GroupCollector]:
-        """Queue every rollout of ``requests``; return where each group will be collected.
+        """Queue what ``requests`` leave to be sampled; return where each group is collected.
 
+        Each must leave something: no step would ever return a group that is whole already.
         Raises GeneratorFailure while there are no whole weights to sample from.
         """
         if self._policy_version is None:
             raise GeneratorFailure(self._refusal)
-        return self._scheduler.submit(requests)
+        collectors = self._scheduler.submit(requests)
+        assert not any(collector.is_whole for collector in collectors), "nothing is left to sample"
+        going_on = [t for c in collectors for t in c.tickets() if any(t.begun.loss_mask)]
+        self.statistics.num_continued += len(going_on)
+        return collectors
 
     @torch.inference_mode()
     def step(self) -> list[GroupCollector]:
@@ -126,19 +136,23 @@ class Engine:
         """
         if self._policy_version is None:
             raise GeneratorFailure(self._refusal)
+        began = time.monotonic()
         finished = self._prefill()
         self._make_room()
         self._count()
         if len(self._running):
             self._sample(slice(0, len(self._running)), self._runner.decode(self._running))
             finished += self._retire()
+        self.statistics.working_seconds += time.monotonic() - began
         return finished
 
     def _count(self) -> None:
         statistics = self.statistics
         statistics.num_steps += bool(self._running)
         statistics.num_running += len(self._running)
+        statistics.max_running = self._scheduler.max_running
         statistics.most_held = max(statistics.most_held, self._blocks.num_held)
+        statistics.num_blocks = self._blocks.num_blocks
 
     def drop(self, collectors: AbstractSet[GroupCollector]) -> None:
         """Take back every rollout of ``collectors``, running or waiting."""
@@ -146,7 +160,30 @@ class Engine:
         gone = [ticket.collector in collectors for ticket in self._running.tickets]
         self._leave(torch.tensor(gone, dtype=torch.bool))
 
-    def abort(self) -> None:
+    def abort(self, collectors: AbstractSet[GroupCollector]) -> None:
+        """End every unfinished rollout of ``collectors`` as it is: each of them is whole then."""
+        gone = [ticket.collector in collectors for ticket in self._running.tickets]
+        for row, is_gone in enumerate(gone):
+            if is_gone:
+                ticket, sampled = self._running.tickets[row], self._running.sampled(row)
+                self._keep_findable(row, ticket, sampled)
+                self._hand_back(replace(ticket, begun=sampled))
+        self._leave(torch.tensor(gone, dtype=torch.bool))
+        for ticket in self._scheduler.drop(collectors):
+            self._hand_back(ticket)
+
+    def refuse(self, request: GenerationRequest) -> GroupCollector:
+        """Return the whole group of a ``request`` that was never submitted, as it came."""
+        collector = GroupCollector(request=request)
+        for ticket in collector.tickets():
+            self._hand_back(ticket)
+        return collector
+
+    def _hand_back(self, ticket: Ticket) -> None:
+        self.statistics.num_aborted += 1
+        ticket.collector.add(ticket.taken_back())
+
+    def clear(self) -> None:
         """Forget everything that runs or waits, and the cache, which may hold what went wrong."""
         self._scheduler.clear()
         self._leave(torch.ones(len(self._running), dtype=torch.bool))
@@ -233,33 +270,61 @@ class Engine:
         forbidden = running.forbidden(rows, logits.shape[1], logits.device)
         drawn = draw(logits, sampling, uniform.to(logits.device), forbidden)
         running.record(rows, drawn, self._policy_version)
+        self.statistics.num_sampled += len(drawn.ids)
 
     def _retire(self) -> list[GroupCollector]:
-        """Take ended rollouts out; return the groups that became whole."""
+        """Take ended rollouts out; return the groups that became whole.
+
+        Raises GeneratorFailure when too many of them ended because their logits were not finite.
+        """
         running = self._running
-        stopped = running.stopped() | self._hit_stop_string()
-        ended = stopped | (running.num_generated >= running.max_tokens)
+        failed = running.failed()
+        stopped = ~failed & (running.stopped() | self._hit_stop_string())
+        ended = failed | stopped | (running.num_generated >= running.max_tokens)
         if not bool(ended.any()):
             return []
+        running.take_back_last(failed)
+        broken = [b for row in _rows(failed) for b in running.held_blocks(row)]
         whole = [
             running.tickets[row].collector
-            for row in ended.nonzero().flatten().tolist()
-            if self._collect(row, "stop" if bool(stopped[row]) else "length")
+            for row in _rows(ended)
+            if self._collect(row, _reason(failed=bool(failed[row]), stopped=bool(stopped[row])))
         ]
+        num_running = len(running)
         self._leave(ended)
+        self._note_ended(int(failed.sum()), int(ended.sum()), num_running)
+        # What nobody holds now is not finite: 0 times it would be NaN for whoever is next.
+        self._runner.wipe_blocks(self._blocks.discard(broken))
         return whole
+
+    def _note_ended(self, num_failed: int, num_ended: int, num_running: int) -> None:
+        assert self._policy_version is not None
+        self.statistics.num_failed += num_failed
+        self._failures.note(
+            num_failed=num_failed,
+            num_ended=num_ended,
+            num_running=num_running,
+            version=self._policy_version,
+        )
 
     def _collect(self, row: int, reason: FinishReason) -> bool:
         ticket, sampled = self._running.tickets[row], self._running.sampled(row)
-        self._keep_findable(row, ticket, sampled)
-        self.statistics.rollout_seconds.append(time.monotonic() - ticket.collector.submitted_at)
+        if reason != "error":
+            self._keep_findable(row, ticket, sampled)
+            self.statistics.rollout_tokens.append(len(sampled.completion_ids))
+            self.statistics.rollout_seconds.append(time.monotonic() - ticket.collector.submitted_at)
         rollout = FinishedRollout(
             rollout_index=ticket.rollout_index, sampled=sampled, finish_reason=reason
         )
         return ticket.collector.add(rollout)
 
     def _keep_findable(self, row: int, ticket: Ticket, sampled: Begun) -> None:
-        """Name the blocks of a rollout, for a next turn that begins with its tokens."""
+        """Name the blocks of a rollout, for a next turn that begins with its tokens.
+
+        Not if weights that were replaced have computed some of them: only this rollout kept those.
+        """
+        if bool(self._running.is_mixed[row]):
+            return
         # The last token was sampled and never fed in, so the cache does not hold it.
         cached = (*ticket.request.prompt.token_ids, *sampled.completion_ids[:-1])
         self._blocks.name(cached, self._running.held_blocks(row))
@@ -268,7 +333,7 @@ class Engine:
         """Take the rows where ``gone`` [n] is True out and give their blocks back."""
         if not bool(gone.any()):
             return
-        for row in gone.nonzero().flatten().tolist():
+        for row in _rows(gone):
             self._blocks.release(self._running.held_blocks(row))
         self._running.keep((~gone).nonzero().flatten())
 
@@ -313,3 +378,15 @@ def _completes_any(strings: Sequence[str], text: str, before: str) -> bool:
     pairs = enumerate(zip(text, before, strict=False))
     alike = next((at for at, (one, other) in pairs if one != other), min(len(text), len(before)))
     return max(ends) > alike
+
+
+def _rows(mask: torch.Tensor) -> list[int]:
+    """Return the rows where ``mask`` [n] is True."""
+    rows: list[int] = mask.nonzero().flatten().tolist()
+    return rows
+
+
+def _reason(*, failed: bool, stopped: bool) -> FinishReason:
+    if failed:
+        return "error"
+    return "stop" if stopped else "length"

@@ -86,6 +86,11 @@ class KVCache:
         for tensor in (*self._keys, *self._values):
             tensor[targets] = tensor.index_select(0, sources)
 
+    def wipe(self, blocks: Tensor) -> None:
+        """Set whole ``blocks`` [n] to 0, where something not finite was computed."""
+        for tensor in (*self._keys, *self._values):
+            tensor[blocks] = 0
+
     @property
     def num_bytes(self) -> int:
         """Memory held."""

@@ -7,7 +7,7 @@ never in between.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,10 +19,14 @@ from headrace.types import (
     FinishReason,
     GenerationRequest,
     Rollout,
+    RolloutGroup,
     SamplingParams,
     VersionSpan,
     derive_seed,
 )
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> text, special tokens left out."""
 
 NO_TOKEN = -1
 """Fills unused columns of the stop-id table; no token has this id."""
@@ -66,6 +70,22 @@ class Begun:
             kept_support=(b"",) * count,
         )
 
+    def given(self, policy_version: int) -> Begun:
+        """Return the leading tokens that the policy did not choose, entered anew.
+
+        They carry ``policy_version``: a rollout that starts over has no part in older weights.
+        """
+        chosen = self.loss_mask
+        length = chosen.index(True) if True in chosen else len(chosen)
+        return Begun(
+            completion_ids=self.completion_ids[:length],
+            generator_logprobs=self.generator_logprobs[:length],
+            policy_versions=(policy_version,) * length,
+            loss_mask=self.loss_mask[:length],
+            raw_logprobs=self.raw_logprobs and self.raw_logprobs[:length],
+            kept_support=self.kept_support and self.kept_support[:length],
+        )
+
 
 NOTHING = Begun()
 """Of a rollout that has no token yet."""
@@ -92,6 +112,12 @@ class Ticket:
         if self.begun.completion_ids or not prefix:
             return self
         return replace(self, begun=Begun.forced(prefix, version))
+
+    def taken_back(self) -> FinishedRollout:
+        """Return the rollout as it stands, to go on some other time."""
+        return FinishedRollout(
+            rollout_index=self.rollout_index, sampled=self.begun, finish_reason="abort"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,11 +163,64 @@ class GroupCollector:
     request: GenerationRequest
     submitted_at: float = field(default_factory=time.monotonic)
     finished: list[FinishedRollout] = field(default_factory=list)
+    ended_before: list[Rollout] = field(init=False)
+    """Those of the request's begun ones that have nothing left to be sampled."""
+
+    def __post_init__(self) -> None:
+        settled = [as_it_ended(rollout, self.request.sampling) for rollout in self.request.begun]
+        self.ended_before = [rollout for rollout in settled if not rollout.may_go_on]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rollout has ended."""
+        return len(self.finished) + len(self.ended_before) == self.request.group_size
+
+    def tickets(self) -> list[Ticket]:
+        """Return one ticket for each rollout that is to be sampled, from where it stands."""
+        begun = {r.rollout_index: Begun.of(r) for r in self.request.begun}
+        ended = {rollout.rollout_index for rollout in self.ended_before}
+        return [
+            Ticket(
+                request=self.request,
+                rollout_index=index,
+                collector=self,
+                begun=begun.get(index, NOTHING),
+            )
+            for index in range(self.request.group_size)
+            if index not in ended
+        ]
 
     def add(self, rollout: FinishedRollout) -> bool:
         """Return whether this was the last one."""
         self.finished.append(rollout)
-        return len(self.finished) == self.request.group_size
+        return self.is_whole
+
+    def group(self, decode: Decode) -> RolloutGroup:
+        """Return the record of a whole group, its rollouts in order."""
+        assert self.is_whole, f"group {self.request.group_id} is not whole"
+        sampled = [r.to_rollout(decode(r.sampled.completion_ids)) for r in self.finished]
+        rollouts = sorted((*self.ended_before, *sampled), key=lambda r: r.rollout_index)
+        return RolloutGroup(
+            group_id=self.request.group_id,
+            prompt=self.request.prompt,
+            rollouts=tuple(rollouts),
+            sampling=self.request.sampling,
+        )
+
+
+def as_it_ended(rollout: Rollout, sampling: SamplingParams) -> Rollout:
+    """Return ``rollout`` with the reason of its end, if it was taken back with nothing left to do.
+
+    A stop id or the token limit ends a rollout with its token, whoever sampled it. A stop string is
+    not looked for in what came in: the engine that sampled its last token would have ended there.
+    """
+    length = len(rollout.completion_ids)
+    if not rollout.may_go_on or not length:
+        return rollout
+    may_stop = rollout.loss_mask[-1] and length > sampling.min_tokens
+    if may_stop and rollout.completion_ids[-1] in sampling.stop_token_ids:
+        return replace(rollout, finish_reason="stop")
+    return replace(rollout, finish_reason="length") if length >= sampling.max_tokens else rollout
 
 
 class RunningRollouts:
@@ -164,6 +243,8 @@ class RunningRollouts:
         self.policy_versions = torch.zeros(0, 0, dtype=torch.int64)
         self.blocks = torch.zeros(0, 0, dtype=torch.int64)
         """[n, T] cache blocks, of which row i uses the first ``num_blocks[i]``."""
+        self.is_mixed = torch.zeros(0, dtype=torch.bool)
+        """[n] bool: some of a rollout's cache was computed by weights that were replaced since."""
         self.sampling = sampling_rows([])
         self.min_tokens = torch.zeros(0, dtype=torch.int64)
         self.early_mask = torch.zeros(0, dtype=torch.int64)
@@ -206,6 +287,7 @@ class RunningRollouts:
         self.max_tokens = _joined(self.max_tokens, [param.max_tokens for param in params])
         self.seed = _joined(self.seed, seeds)
         self.num_blocks = _joined(self.num_blocks, [len(row) for row in blocks])
+        self.is_mixed = torch.cat((self.is_mixed, torch.zeros(len(tickets), dtype=torch.bool)))
         width = max(param.max_tokens for param in params)
         self.token_ids = _widened(self.token_ids, len(tickets), width)
         self.logprobs = _widened(self.logprobs, len(tickets), width)
@@ -272,12 +354,22 @@ class RunningRollouts:
         """[n] bool: the last token is one of the rollout's stop ids."""
         return (self.last_token.unsqueeze(1) == self.stop_ids).any(1)
 
+    def failed(self) -> Tensor:
+        """[n] bool: the last token is none, since the logits were not finite; see `draw`."""
+        newest = self.logprobs.gather(1, (self.num_generated - 1).unsqueeze(1))
+        return newest.squeeze(1).isnan()
+
+    def take_back_last(self, rows: Tensor) -> None:
+        """Forget the last token of the rollouts where ``rows`` [n] is True."""
+        self.num_generated -= rows.long()
+
     def sampled(self, row: int) -> Begun:
         """Return what rollout ``row`` has sampled."""
         length = int(self.num_generated[row])
         begun = self.tickets[row].begun.loss_mask
         params = self.tickets[row].request.sampling
         raw = tuple(self.raw_logprobs[row, :length].tolist()) if params.raw_logprobs else None
+        support = tuple(self.kept_support[row][:length]) if params.records_support else None
         return Begun(
             completion_ids=tuple(self.token_ids[row, :length].tolist()),
             generator_logprobs=tuple(self.logprobs[row, :length].tolist()),
@@ -285,7 +377,7 @@ class RunningRollouts:
             # Whatever a row began with, the policy chose what was sampled here.
             loss_mask=(*begun, *(True,) * (length - len(begun))),
             raw_logprobs=raw,
-            kept_support=tuple(self.kept_support[row]) if params.records_support else None,
+            kept_support=support,
         )
 
     def keep(self, rows: Tensor) -> None:
@@ -304,6 +396,7 @@ class RunningRollouts:
         self.kept_support = [self.kept_support[row] for row in rows.tolist()]
         self.policy_versions = self.policy_versions[rows]
         self.blocks = self.blocks[rows]
+        self.is_mixed = self.is_mixed[rows]
         self.sampling = self.sampling.at(rows)
         self.min_tokens = self.min_tokens[rows]
         self.early_mask = self.early_mask[rows]

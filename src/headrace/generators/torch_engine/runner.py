@@ -100,6 +100,10 @@ class ModelRunner:
         pair = torch.tensor([sources, targets], device=self._device)
         self._cache.copy(*pair)
 
+    def wipe_blocks(self, blocks: Sequence[int]) -> None:
+        """Forget what whole ``blocks`` hold."""
+        self._cache.wipe(self._tensor(blocks))
+
     def prefill(self, parts: Sequence[Part]) -> Tensor:
         """Compute ``parts`` and keep their keys and values.
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.errors import GeneratorFailure
 from headrace.generators.torch_engine.filters import keep_support
 from headrace.kept_support import encode
 
@@ -101,7 +100,8 @@ def draw(
     """Draw a token for each row, those where ``forbidden`` [n, V] is True left out.
 
     ``logits`` [n, V] are overwritten. A greedy row takes the first largest logit; its distribution
-    is a point, so its log-prob is 0. Raises GeneratorFailure for logits that are not finite.
+    is a point, so its log-prob is 0. A row with a NaN or an infinite logit (-inf is none: it says
+    never) has no distribution: its log-prob is NaN and its token stands for nothing.
     """
     logits = logits.float()
     raw = _RawLogprobs(logits, rows, forbidden) if rows.any_raw else None
@@ -111,10 +111,12 @@ def draw(
     if rows.any_scaled:
         logits.div_(torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1))
     weights = torch.softmax(logits, -1)
-    # One logit that is not finite spreads over its row.
-    if not bool(weights[:, 0].isfinite().all()):
-        msg = "the model's logits are not finite: its weights hold NaN or overflow"
-        raise GeneratorFailure(msg)
+    # One logit that is not finite makes all of its row NaN; such a row draws its first token.
+    is_broken = weights[:, 0].isnan()
+    any_broken = bool(is_broken.any())
+    if any_broken:
+        weights[is_broken] = 0.0
+        weights[:, 0] += is_broken
     totals = _block_cdf(weights)[-1][:, -1] if raw else None
     if rows.truncates:
         _filter(weights, rows)
@@ -124,6 +126,8 @@ def draw(
         is_greedy = rows.temperature == 0
         ids = torch.where(is_greedy, greedy_ids, ids)
         logprobs = torch.where(is_greedy, 0.0, logprobs)
+    if any_broken:
+        logprobs = torch.where(is_broken, torch.nan, logprobs)
     return Drawn(
         ids=ids,
         logprobs=logprobs,

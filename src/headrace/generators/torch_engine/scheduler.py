@@ -9,13 +9,13 @@ rollouts end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from headrace.generators.torch_engine.block_manager import BlockManager
-from headrace.generators.torch_engine.rollout_state import NOTHING, GroupCollector, Ticket
+from headrace.generators.torch_engine.rollout_state import Begun, GroupCollector, Ticket
 from headrace.types import GenerationRequest
 
 TEAR_SHARE = 8
@@ -66,7 +66,7 @@ class Scheduler:
 
     def __init__(self, blocks: BlockManager, *, max_running: int, max_prefill_tokens: int) -> None:
         self._blocks = blocks
-        self._max_running = max_running
+        self.max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting: deque[Branch] = deque()
         self._prefilling: deque[Branch] = deque()
@@ -76,15 +76,16 @@ class Scheduler:
         """Whether nothing waits and nothing is being prefilled."""
         return not self._waiting and not self._prefilling
 
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts that wait or are being prefilled."""
+        return sum(len(branch.tickets) for branch in (*self._waiting, *self._prefilling))
+
     def submit(self, requests: Sequence[GenerationRequest]) -> list[GroupCollector]:
-        """Queue every rollout of ``requests``, in order; return where each is collected."""
+        """Queue what ``requests`` leave to be sampled, in order; return where each is collected."""
         collectors = [GroupCollector(request=request) for request in requests]
         for collector in collectors:
-            tickets = [
-                Ticket(request=collector.request, rollout_index=index, collector=collector)
-                for index in range(collector.request.group_size)
-            ]
-            self._waiting.append(branch_of(tickets))
+            self._waiting.extend(_branches(collector.tickets()))
         return collectors
 
     def next_parts(self, num_running: int) -> list[Part]:
@@ -117,20 +118,32 @@ class Scheduler:
         """Queue ``tickets`` before all others; each goes on from what it has sampled."""
         self._waiting.extendleft(reversed(list(_branches(tickets))))
 
-    def preempt_prefill(self, *, keep_tokens: bool = True) -> bool:
+    def preempt_prefill(self) -> bool:
         """Send the youngest branch in prefill back to wait; return whether there was one."""
         if not self._prefilling:
             return False
         branch = self._prefilling.pop()
         self._blocks.release(branch.blocks)
-        tickets = branch.tickets
-        if not keep_tokens:
-            tickets = tuple(replace(ticket, begun=NOTHING) for ticket in tickets)
-        self._waiting.appendleft(branch_of(tickets))
+        self._waiting.appendleft(branch_of(branch.tickets))
         return True
 
+    def start_over(
+        self, tickets: Sequence[Ticket], change: Callable[[Begun], Begun] | None = None
+    ) -> None:
+        """Queue ``tickets``, what is being prefilled and what waits, with no block computed.
+
+        ``change`` says what each of them goes on from; None is from the tokens it has.
+        """
+        while self.preempt_prefill():
+            pass
+        self.take_back(tickets)
+        if change is not None:
+            every = [ticket for branch in self._waiting for ticket in branch.tickets]
+            changed = [replace(ticket, begun=change(ticket.begun)) for ticket in every]
+            self._waiting = deque(_branches(changed))
+
     def _admit(self, num_running: int) -> None:
-        free = self._max_running - num_running
+        free = self.max_running - num_running
         free -= sum(len(branch.tickets) for branch in self._prefilling)
         planned = sum(branch.num_left for branch in self._prefilling)
         while self._waiting and planned < self._max_prefill_tokens:
@@ -154,9 +167,7 @@ class Scheduler:
         return len(branch.token_ids) > len(beginning) and not self._blocks.find(branch.token_ids)
 
     def _may_start(self, branch: Branch, free: int) -> bool:
-        return len(branch.tickets) <= free or free * TEAR_SHARE >= max(
-            self._max_running, TEAR_SHARE
-        )
+        return len(branch.tickets) <= free or free * TEAR_SHARE >= max(self.max_running, TEAR_SHARE)
 
     def _split(self, free: int) -> Branch:
         """Take the first branch, or its first ``free`` rollouts; the others go on waiting."""
@@ -183,19 +194,21 @@ class Scheduler:
         branch.num_cached = branch.num_found = len(known) * self._blocks.block_size
         return True
 
-    def drop(self, collectors: AbstractSet[GroupCollector]) -> None:
-        """Forget the rollouts of ``collectors``. A branch is of one group."""
+    def drop(self, collectors: AbstractSet[GroupCollector]) -> list[Ticket]:
+        """Forget the rollouts of ``collectors`` and return their tickets."""
+        dropped: list[Ticket] = []
         for branch in self._prefilling:
-            if branch.tickets[0].collector in collectors:
+            if branch.tickets[0].collector in collectors:  # a branch is of one group
                 self._blocks.release(branch.blocks)
-        self._waiting = self._without(self._waiting, collectors)
-        self._prefilling = self._without(self._prefilling, collectors)
-
-    @staticmethod
-    def _without(
-        branches: Iterable[Branch], collectors: AbstractSet[GroupCollector]
-    ) -> deque[Branch]:
-        return deque(b for b in branches if b.tickets[0].collector not in collectors)
+        for queue in (self._prefilling, self._waiting):
+            branches = list(queue)
+            queue.clear()
+            for branch in branches:
+                if branch.tickets[0].collector in collectors:
+                    dropped += branch.tickets
+                else:
+                    queue.append(branch)
+        return dropped
 
     def clear(self) -> None:
         """Forget everything that waits or is being prefilled."""
