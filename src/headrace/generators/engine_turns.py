@@ -1,11 +1,11 @@
 """The turns of an engine on a compute thread: only there is it touched, and no failure ends them.
 
 A turn obeys one command or makes one engine step, then queues the next one behind whatever else the
-thread has been given meanwhile; without work, or paused, there are no turns. Commands arrive through
-an inbox and are obeyed between two engine steps: pause, resume and abort at once, requests and
-updates in order. With ``on_update = wait`` a weight update closes admission: what was submitted
-before it is finished under the old weights, what comes after it starts under the new ones. Owns the
-promise that every command is answered, by its result or by an error, also when it is closed.
+thread has been given meanwhile; without work, or paused, there are no turns. Commands arrive by an
+inbox and are obeyed between two engine steps: pause, resume and abort at once, requests and updates
+in order. With ``on_update = wait`` a weight update closes admission: what was submitted before it
+is finished under the old weights, what comes after it starts under the new ones. Owns the promise
+that every command is answered, by its result or by an error, also when it is closed.
 """
 
 from __future__ import annotations

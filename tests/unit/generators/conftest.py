@@ -10,6 +10,10 @@ from torch import Tensor
 
 from headrace.compute import ComputeThread
 from headrace.generators import TorchGenerator
+from headrace.generators.torch_engine.block_manager import BlockManager
+from headrace.generators.torch_engine.engine import Engine
+from headrace.generators.torch_engine.runner import ModelRunner
+from headrace.generators.torch_engine.scheduler import Scheduler
 from headrace.models.attention import PackedCausal, positions_of
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
@@ -80,6 +84,34 @@ class Lab:
         compute = ComputeThread("generator", torch.get_num_threads())
         self.threads.append(compute)
         return TorchGenerator(config, **{"decode": self.decode, "compute": compute, **options})
+
+    def engine(
+        self,
+        decoder: Decoder,
+        *,
+        max_running: int = 16,
+        num_blocks: int = 1000,
+        max_prefill_tokens: int = 100,
+        dtype: torch.dtype = torch.float32,
+    ) -> Engine:
+        """An engine with blocks of four tokens that holds version 1 of ``decoder``."""
+        runner = ModelRunner(decoder.config, 4, dtype, torch.device("cpu"))
+        blocks = BlockManager(num_blocks=num_blocks, block_size=4)
+        scheduler = Scheduler(
+            blocks, max_running=max_running, max_prefill_tokens=max_prefill_tokens
+        )
+        engine = Engine(runner, scheduler, blocks, self.decode)
+        engine.load(self.update(decoder))
+        return engine
+
+    def run_out(
+        self, engine: Engine, requests: Sequence[GenerationRequest]
+    ) -> dict[str, RolloutGroup]:
+        """Have ``engine`` sample every group to its end."""
+        collectors = engine.submit(requests)
+        while engine.has_work:
+            engine.step()
+        return {c.request.group_id: c.group(self.decode) for c in collectors}
 
     async def collect(
         self, generator: TorchGenerator, requests: Sequence[GenerationRequest]

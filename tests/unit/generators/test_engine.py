@@ -138,10 +138,10 @@ def test_not_finite_weights_leave_nothing_behind_in_the_cache(lab: Lab) -> None:
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
     engine.load(lab.update(broken, 2))
-    engine.submit([lab.request("a", range(1, 20), size=4)])
-    with pytest.raises(Exception, match="not finite"):
-        engine.step()
-    engine.clear()
+    (failed,) = engine.submit([lab.request("a", range(1, 20), size=4)])
+    assert engine.step() == [failed]
+    assert {rollout.finish_reason for rollout in failed.finished} == {"error"}
+    assert not engine.has_work
     engine.load(lab.update(lab.decoder(), 3))
     # The short one is read as wide as the long one: over cells that the broken weights filled.
     steps = run_out(engine, [lab.request("short", (1,)), lab.request("long", range(1, 18))])
@@ -444,6 +444,10 @@ def test_the_engine_says_how_full_it_ran_and_what_it_found(lab: Lab) -> None:
     # Two whole blocks of the prompt, and one or two of each rollout's own.
     assert metrics["generator/cache/max_blocks_held"] == 2 + 2
     assert metrics["generator/engine/num_preemptions"] == 0
+    assert metrics["generator/rollout/p99_tokens"] == 4
+    assert metrics["generator/engine/occupied_share"] == 0.5
+    assert metrics["generator/cache/max_held_share"] == (2 + 2) / 1000
+    assert metrics["generator/engine/tokens_per_second"] > 0
     assert metrics["generator/first_token/p50_seconds"] <= metrics["generator/rollout/p99_seconds"]
 
 
@@ -451,7 +455,12 @@ def test_what_was_not_counted_is_left_out() -> None:
     assert set(Statistics().metrics()) == {
         "generator/engine/num_steps",
         "generator/engine/num_preemptions",
+        "generator/engine/num_aborted",
+        "generator/engine/num_continued",
+        "generator/engine/num_failed",
         "generator/cache/max_blocks_held",
+        "generator/idle/share",
         "generator/idle/no_requests_seconds",
+        "generator/idle/paused_seconds",
         "generator/idle/weights_seconds",
     }

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.errors import GeneratorFailure
 from headrace.generators.torch_engine.masks import TokenMasks
 from headrace.generators.torch_engine.rollout_state import sampling_rows
 from headrace.generators.torch_engine.sampling import Drawn, draw, uniforms
@@ -172,13 +171,20 @@ def test_no_filtered_token_is_ever_drawn(seed: int, shift: float) -> None:
     assert bool(logprobs.isfinite().all())
 
 
+@pytest.mark.parametrize("params", [*FILTERS.values(), SamplingParams(temperature=0.0)])
 @pytest.mark.parametrize("fault", [math.nan, math.inf])
-def test_logits_that_are_not_finite_are_an_error_and_not_a_token(fault: float) -> None:
-    logits = torch.zeros(2, 300)
+def test_a_row_whose_logits_are_not_finite_has_no_log_prob_and_spoils_no_other(
+    fault: float, params: SamplingParams
+) -> None:
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
+    rows, uniform = sampling_rows([params] * 3), torch.full((3,), 0.5, dtype=torch.float64)
+    expected, expected_logprobs = pair(draw(logits.clone(), rows, uniform))
     logits[1, 7] = fault
-    rows = sampling_rows([SamplingParams()] * 2)
-    with pytest.raises(GeneratorFailure, match="not finite"):
-        draw(logits, rows, torch.full((2,), 0.5, dtype=torch.float64))
+    ids, logprobs = pair(draw(logits, rows, uniform))
+    assert logprobs.isnan().tolist() == [False, True, False]
+    assert 0 <= ids[1].item() < 300
+    assert ids[::2].tolist() == expected[::2].tolist()
+    assert logprobs[::2].tolist() == expected_logprobs[::2].tolist()
 
 
 def test_uniforms_differ_by_seed_and_position_and_fill_the_unit_interval() -> None:

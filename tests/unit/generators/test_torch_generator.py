@@ -188,10 +188,13 @@ def test_weights_that_are_not_finite_fail_the_call_and_good_ones_heal_it(lab: La
 
     async def work() -> None:
         generator = lab.generator(lab.config())
-        await generator.update_weights(lab.update(broken, 1))
-        assert "not finite" in str(await fails(generator, lab, [lab.request("a")]))
-        await generator.update_weights(lab.update(lab.decoder(), 2))
-        assert "b" in await lab.collect(generator, [lab.request("b")])
+        await generator.update_weights(lab.update(broken, 7))
+        failure = str(await fails(generator, lab, [lab.request("a", size=8)]))
+        assert "policy version 7 were not finite" in failure
+        assert "lower learner.optimizer.learning_rate" in failure
+        await generator.update_weights(lab.update(lab.decoder(), 8))
+        group = (await lab.collect(generator, [lab.request("b")]))["b"]
+        assert group.rollouts[0].finish_reason == "length"
         await generator.close()
 
     check(work)

@@ -258,7 +258,7 @@ def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Pre
 
     generator = controller._parts.generator
     scheduler = generator._engine._engine._scheduler
-    assert (scheduler._max_running, scheduler._max_prefill_tokens) == (3, 5)
+    assert (scheduler.max_running, scheduler._max_prefill_tokens) == (3, 5)
     assert generator._engine._on_update == "recompute"
     block = block_bytes(prepare().model.decoder_config, BLOCK_SIZE, torch.bfloat16)
     assert generator._max_cached_tokens == int(0.001 * 2**30) // block * BLOCK_SIZE

@@ -64,35 +64,34 @@ def _problem(
             f"{config.vocab_size}; was it rendered by another model's tokenizer?"
         )
     for rollout in request.begun:
-        if problem := _cannot_go_on(rollout, sampling, config.vocab_size):
-            return f"begun rollout {rollout.rollout_index} {problem}"
+        for misfit in _misfits(rollout, sampling, config.vocab_size):
+            return f"begun rollout {rollout.rollout_index} {misfit}"
     return _too_long(len(ids), sampling.max_tokens, config.max_positions, max_cached_tokens)
 
 
-def _cannot_go_on(rollout: Rollout, sampling: SamplingParams, vocab_size: int) -> str | None:
-    """Say in what way ``rollout`` is none of ``sampling``, or nothing that a model has sampled."""
+def _misfits(rollout: Rollout, sampling: SamplingParams, vocab_size: int) -> Iterator[str]:
+    """Say in what way ``rollout`` is none of ``sampling``, or nothing that the model sampled."""
     ids, prefix = rollout.completion_ids, sampling.forced_prefix
     if len(ids) > sampling.max_tokens:
-        return (
+        yield (
             f"has {len(ids)} tokens, more than sampling.max_tokens = {sampling.max_tokens}; "
             "raise it or leave the rollout out, which starts it at the prompt"
         )
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        return (
+        yield (
             f"holds token ids {min(ids)} to {max(ids)}, which do not fit the vocabulary of "
             f"{vocab_size}; was it sampled by another model?"
         )
     if not all(map(math.isfinite, rollout.generator_logprobs)):
-        return "holds log-probs that are not finite; leave it out, which starts it at the prompt"
+        yield "holds log-probs that are not finite; leave it out, which starts it at the prompt"
     if not rollout.may_go_on or not ids:
-        return None
+        return
     if ids[: len(prefix)] != prefix:
-        return f"begins with {ids[: len(prefix)]} and not with sampling.forced_prefix = {prefix}"
+        yield f"begins with {ids[: len(prefix)]} and not with sampling.forced_prefix = {prefix}"
     if sampling.raw_logprobs and rollout.raw_logprobs is None:
-        return "has no raw_logprobs, which sampling.raw_logprobs asks for"
+        yield "has no raw_logprobs, which sampling.raw_logprobs asks for"
     if sampling.records_support and rollout.kept_support is None:
-        return "has no kept_support, which sampling.kept_support asks for"
-    return None
+        yield "has no kept_support, which sampling.kept_support asks for"
 
 
 def _too_long(prompt: int, completion: int, positions: int, cached: int) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -146,10 +147,9 @@ class FinishedRollout:
 def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
     """Return the runs of equal versions."""
     starts = [at for at, v in enumerate(versions) if at == 0 or versions[at - 1] != v]
-    ends = [*starts[1:], len(versions)]
     return tuple(
         VersionSpan(policy_version=versions[start], start=start, end=end)
-        for start, end in zip(starts, ends, strict=True)
+        for start, end in pairwise((*starts, len(versions)))
     )
 
 
