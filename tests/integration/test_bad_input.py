@@ -116,6 +116,24 @@ FAULTS: dict[str, tuple[Callable[[Lab], None], tuple[str, ...]]] = {
         lambda lab: rewrite(lab, "max_tokens = 8", "max_tokens = 8\nstop_token_ids = [1, 16]"),
         ("sampling.stop_token_ids = [16]: the model's ids end at 15",),
     ),
+    "a mask beyond the vocabulary": (
+        lambda lab: rewrite(lab, "max_tokens = 8", "max_tokens = 8\nbanned_token_ids = [2, 99]"),
+        ("sampling.banned_token_ids = [99]: the model's ids end at 15",),
+    ),
+    "a forced prefix that leaves nothing to sample": (
+        lambda lab: rewrite(lab, "max_tokens = 8", "max_tokens = 2\nforced_prefix = '1+1'"),
+        ("sampling: forced_prefix of 3 tokens with max_tokens = 2 leaves no token to sample",),
+    ),
+    "a forced prefix that the vocabulary does not cover": (
+        lambda lab: rewrite(lab, "max_tokens = 8", "max_tokens = 8\nforced_prefix = 'Hm'"),
+        ("sampling: ", "cannot encode the text"),
+    ),
+    "a mask of the end of sequence alone before a least length": (
+        lambda lab: rewrite(
+            lab, "max_tokens = 8", "max_tokens = 8\nmin_tokens = 1\nallowed_token_ids = [1]"
+        ),
+        ("sampling: allowed_token_ids without banned_token_ids and stop ids leaves no token",),
+    ),
     "a reward module larger than its processes": (
         a_reward_module_too_large,
         ("verifier.components.ones: ", "MemoryError", "memory_mib = 256, raise it"),

@@ -58,3 +58,10 @@ def _vllm_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:
             'generator.engine = "torch"'
         )
         yield (f"{section}.min_p", f"{section}.top_p", "generator.engine"), text
+    for name in ("raw_logprobs", "kept_support"):
+        if getattr(sampling, name):
+            text = (
+                f"{section}.{name} = true with {engine}: vLLM reports neither beside the log-probs "
+                'of what it sampled; leave it out or use generator.engine = "torch"'
+            )
+            yield (f"{section}.{name}", "generator.engine"), text

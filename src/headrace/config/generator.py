@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 from headrace.types import OnUpdate, SamplingParams
+
+TokenIds: TypeAlias = tuple[Annotated[int, Field(ge=0)], ...]
 
 EngineName: TypeAlias = Literal["torch", "vllm"]
 """What can sit inside a generator."""
@@ -31,11 +33,42 @@ class SamplingConfig(Section):
     """Completion tokens at most, the stop token included."""
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Text that ends a completion."""
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    stop_token_ids: TokenIds = ()
     """Ids that end a completion, beside the model's own end-of-sequence ids."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Tokens that come before the one that a stop id or string ends with: the first so many
+    tokens are no stop ids, and a stop string that they complete ends nothing, then or later."""
+    allowed_token_ids: TokenIds | None = None
+    """Sample these alone; null allows all."""
+    banned_token_ids: TokenIds = ()
+    """Never sample these."""
+    forced_prefix: str = ""
+    """Text that every completion begins with: computed with the prompt, counted in ``max_tokens``
+    and ``min_tokens``, not trained on. No special tokens are added to it."""
+    raw_logprobs: bool = False
+    """Record log-probs under the model's own distribution too: temperature 1, no filter or mask."""
+    kept_support: bool = False
+    """Record the tokens that top_k, top_p and min_p left to draw from."""
 
-    def params(self, eos_token_ids: tuple[int, ...]) -> SamplingParams:
-        """Return the record the engine takes, with the model's ``eos_token_ids`` added."""
+    @model_validator(mode="after")
+    def _leaves_a_token(self) -> Self:
+        truncates = self.params(()).truncates
+        if self.kept_support and not truncates:
+            msg = (
+                "kept_support = true without top_p, top_k and min_p: all tokens are kept, so there "
+                "is nothing to record; set one of them or leave it out"
+            )
+            raise ValueError(msg)
+        return self
+
+    def params(
+        self, eos_token_ids: tuple[int, ...], forced_prefix: tuple[int, ...] = ()
+    ) -> SamplingParams:
+        """Return the record the engine takes, with what depends on the model.
+
+        ``eos_token_ids`` are its own stop ids, ``forced_prefix`` its ids of that text. Raises
+        ValueError where they leave no token to sample.
+        """
         stop = tuple(sorted({*self.stop_token_ids, *eos_token_ids}))
         return SamplingParams(
             temperature=self.temperature,
@@ -45,6 +78,12 @@ class SamplingConfig(Section):
             max_tokens=self.max_tokens,
             stop_token_ids=stop,
             stop_strings=self.stop_strings,
+            min_tokens=self.min_tokens,
+            allowed_token_ids=self.allowed_token_ids,
+            banned_token_ids=self.banned_token_ids,
+            forced_prefix=forced_prefix,
+            raw_logprobs=self.raw_logprobs,
+            kept_support=self.kept_support,
         )
 
 

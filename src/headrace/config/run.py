@@ -121,15 +121,29 @@ def _objective_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             text="sampling.temperature = 0: every rollout of a group would be the same; train "
             "with a temperature above 0 (eval.greedy measures greedy decoding)",
         )
-    truncates = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0
-    if truncates and config.objective.proximal == "generator":
-        yield Contradiction(
-            keys=("sampling.top_p", "sampling.top_k", "sampling.min_p", "objective.proximal"),
-            text='sampling.top_p, top_k, min_p with objective.proximal = "generator": the '
-            "learner's log-probs cover the whole vocabulary and the generator's only the kept "
-            "tokens, so the ratio would be biased; sample without them or set "
-            'objective.proximal = "recompute"',
-        )
+    if config.objective.proximal == "generator":
+        yield from _support_contradictions(sampling)
+
+
+def _support_contradictions(sampling: SamplingConfig) -> Iterator[Contradiction]:
+    """Say which settings leave the generator fewer tokens than the learner sums over."""
+    filters, masks = ("top_p", "top_k", "min_p"), ("allowed_token_ids", "banned_token_ids")
+    params = sampling.params(())
+    biased = (
+        'with objective.proximal = "generator": the learner\'s log-probs cover the whole '
+        "vocabulary and the generator's only the tokens that could be sampled, so the ratio would "
+        'be biased; sample without them or set objective.proximal = "recompute"'
+    )
+    # Without a model its end-of-sequence ids are not known, and min_tokens is there to ban them.
+    for names, is_on in (
+        (filters, params.truncates),
+        (("min_tokens", *masks), params.masks or params.min_tokens > 0),
+    ):
+        if is_on:
+            keys = tuple(f"sampling.{name}" for name in names)
+            yield Contradiction(
+                keys=(*keys, "objective.proximal"), text=f"sampling.{', '.join(names)} {biased}"
+            )
 
 
 def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:

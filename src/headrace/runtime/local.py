@@ -40,7 +40,7 @@ from headrace.monitors import (
 from headrace.roles import Generator, Monitor
 from headrace.runtime import run_files
 from headrace.runtime.precision import resolve_dtype
-from headrace.runtime.preflight import PreparedRun
+from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.types import RunEvent, SamplingParams
 from headrace.verifiers import build_verifier
 from headrace.weight_sync import MemoryWeightSync
@@ -198,13 +198,12 @@ class LocalRun:
 
     def _plan(self, num_steps: int, step: int, version: int) -> Plan:
         config = self.prepared.config
-        eos = self.prepared.model.tokenizer.eos_token_ids
         return Plan(
             seed=config.seed,
             num_steps=num_steps,
             groups_per_step=config.groups_per_step,
             group_size=config.group_size,
-            sampling=config.sampling.params(eos),
+            sampling=sampling_params(config.sampling, self.prepared.model.tokenizer),
             checkpoint_every=config.checkpoint.every,
             start_step=step,
             start_version=version,
@@ -269,7 +268,7 @@ def evaluation_plan(prepared: PreparedRun) -> EvaluationPlan | None:
     if prepared.eval is None:
         return None
     config = prepared.config
-    sampling = config.eval_sampling.params(prepared.model.tokenizer.eos_token_ids)
+    sampling = sampling_params(config.eval_sampling, prepared.model.tokenizer)
     modes: dict[EvaluationMode, tuple[int, SamplingParams]] = {}
     if config.eval.greedy:
         modes["greedy"] = (1, dataclasses.replace(sampling, temperature=0.0))

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.config import CheckedRecipe, FunctionConfig, ModelConfig, RunConfig, SourceConfig
+from headrace.config import (
+    CheckedRecipe,
+    FunctionConfig,
+    ModelConfig,
+    RunConfig,
+    SamplingConfig,
+    SourceConfig,
+)
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.host import available_memory
@@ -23,7 +30,7 @@ from headrace.models.decoder_config import DecoderConfig
 from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
 from headrace.runtime.engines import missing_engine
-from headrace.types import Message
+from headrace.types import Message, SamplingParams
 from headrace.verifiers import answer_checker, check_function, needs_answer
 
 
@@ -80,7 +87,7 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
             found.notes += _model_notes(found.model)
             if not recipe.faulty:
                 found.notes += _memory_notes(config, found.model.decoder_config)
-            found.problems += _stop_problems(recipe, found.model.decoder_config)
+            found.problems += _sampling_problems(recipe, found.model)
             check_weights(found.model.directory, found.model.decoder_config)
     found.problems += _engine_problems(recipe)
     for name, component in config.verifier.components.items():
@@ -149,14 +156,29 @@ def _engine_problems(recipe: CheckedRecipe) -> Iterator[str]:
         yield f'generator.engine = "{engine}": {missing}'
 
 
-def _stop_problems(recipe: CheckedRecipe, decoder: DecoderConfig) -> Iterator[str]:
-    """Name the stop tokens that the model can never sample."""
-    config, size = recipe.config, decoder.vocab_size
+def _sampling_problems(recipe: CheckedRecipe, model: PreparedModel) -> Iterator[str]:
+    """Name the token ids that the model does not have, and what leaves it no token to sample."""
+    config, size = recipe.config, model.decoder_config.vocab_size
     sections = {"sampling": config.sampling, "eval.sampling": config.eval.sampling}
     for name, sampling in sections.items():
-        beyond = [i for i in (sampling.stop_token_ids if sampling else ()) if i >= size]
-        if beyond and recipe.knows(*name.split("."), "stop_token_ids"):
-            yield f"{name}.stop_token_ids = {beyond}: the model's ids end at {size - 1}"
+        if sampling is None:
+            continue
+        path = name.split(".")
+        for key in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+            beyond = [token for token in getattr(sampling, key) or () if token >= size]
+            if beyond and recipe.knows(*path, key):
+                yield f"{name}.{key} = {beyond}: the model's ids end at {size - 1}"
+        if recipe.knows(*path):
+            try:
+                sampling_params(sampling, model.tokenizer)
+            except (ValueError, ModelError) as error:
+                yield f"{name}: {error}"
+
+
+def sampling_params(sampling: SamplingConfig, tokenizer: Tokenizer) -> SamplingParams:
+    """Return what the engine takes. Raises ValueError or ModelError where the model forbids it."""
+    prefix = tokenizer.encode(sampling.forced_prefix) if sampling.forced_prefix else ()
+    return sampling.params(tokenizer.eos_token_ids, prefix)
 
 
 def _model_notes(model: PreparedModel) -> Iterator[str]:

@@ -50,6 +50,13 @@ def test_filters_that_vllm_applies_in_another_order_are_refused_together() -> No
         parse_config(RECIPE | settings | {"sampling": alone})
 
 
+@pytest.mark.parametrize("name", ["raw_logprobs", "kept_support"])
+def test_records_that_vllm_cannot_give_are_refused(name: str) -> None:
+    settings = {"objective": {"proximal": "recompute"}, "generator": {"engine": "vllm"}}
+    line = refusal(sampling={name: True, "top_p": 0.9}, **settings)
+    assert line.startswith(f'sampling.{name} = true with generator.engine = "vllm"')
+
+
 def test_the_torch_engine_takes_all_of_them() -> None:
     sampling = {"min_p": 0.1, "top_p": 0.9, "temperature": 0.001}
     parse_config(RECIPE | {"objective": {"proximal": "recompute"}, "sampling": sampling})

@@ -104,6 +104,11 @@ def test_an_unknown_key_is_told_where_it_belongs(recipe: dict[str, Any], line: s
         (tree(sampling={"max_tokens": None}), "sampling.max_tokens = null: must be a whole number, at least 1"),
         (tree(sampling={"stop_strings": "x"}), 'sampling.stop_strings = "x": must be a list of texts in quotes, each not empty'),
         (tree(sampling={"stop_token_ids": ["a", 1, "b"]}), 'sampling.stop_token_ids = ["a", 1, "b"]: must be a list of whole numbers, each at least 0'),
+        (tree(sampling={"allowed_token_ids": []}), "sampling: allowed_token_ids without banned_token_ids leaves no token to sample"),
+        (tree(sampling={"banned_token_ids": [-1]}), "sampling.banned_token_ids = [-1]: must be a list of whole numbers, each at least 0"),
+        (tree(sampling={"min_tokens": 9, "max_tokens": 8}), "sampling: min_tokens = 9 must be at least 0 and at most max_tokens = 8"),
+        (tree(eval={"sampling": {"allowed_token_ids": [3], "banned_token_ids": [3]}}), "eval.sampling: allowed_token_ids without banned_token_ids leaves no token to sample"),
+        (tree(sampling={"kept_support": True}), "sampling: kept_support = true without top_p, top_k and min_p: all tokens are kept, so there is nothing to record; set one of them or leave it out"),
         (tree(learner={"optimizer": {"betas": [0.9]}}), "learner.optimizer.betas = [0.9]: must be a list of 2 numbers, each at least 0, below 1"),
         (tree(objective={"advantage": "grp"}), 'objective.advantage = "grp": must be one of "grpo", "dr_grpo", "rloo"'),
         (tree(objective={"loss": "ppo"}), 'objective.loss = "ppo": must be "ppo_clip"'),
@@ -142,6 +147,15 @@ def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
         ({"sampling": {"top_p": 0.9}}, "sampling.top_p, top_k, min_p with objective.proximal"),
         ({"sampling": {"top_k": 5}}, "sampling.top_p, top_k, min_p with objective.proximal"),
         ({"sampling": {"min_p": 0.1}}, "sampling.top_p, top_k, min_p with objective.proximal"),
+        (
+            {"sampling": {"min_tokens": 4}},
+            "sampling.min_tokens, allowed_token_ids, banned_token_ids",
+        ),
+        (
+            {"sampling": {"allowed_token_ids": [4]}},
+            "sampling.min_tokens, allowed_token_ids, banned",
+        ),
+        ({"sampling": {"banned_token_ids": [4]}}, "sampling.min_tokens, allowed_token_ids, banned"),
         ({"learner": {"num_minibatches": 2}}, "learner.num_minibatches = 2 with max_staleness = 0"),
         (
             {"learner": {"num_minibatches": 4}, "max_staleness": 3, "groups_per_step": 2},
@@ -175,7 +189,8 @@ def test_a_user_template_without_the_prompt_is_an_error() -> None:
 
 
 def test_filters_are_allowed_where_the_learner_recomputes_the_denominator() -> None:
-    parse_config(tree(sampling={"top_p": 0.9}, objective={"proximal": "recompute"}))
+    sampling = {"top_p": 0.9, "min_tokens": 2, "banned_token_ids": [5]}
+    parse_config(tree(sampling=sampling, objective={"proximal": "recompute"}))
 
 
 def test_three_faults_are_three_lines_in_the_order_of_the_recipe() -> None:

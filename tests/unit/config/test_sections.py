@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from headrace.config import RunConfig, SamplingConfig, parse_config
 from headrace.config.schema import all_keys, sections_in
+from headrace.types import SamplingParams
 
 RECIPE = {
     "num_steps": 1,
@@ -71,3 +72,23 @@ def test_sampling_params_add_the_models_own_stop_ids() -> None:
     params = SamplingConfig(stop_token_ids=(7, 3), max_tokens=9).params((3, 2))
     assert params.stop_token_ids == (2, 3, 7)
     assert params.max_tokens == 9
+
+
+def test_every_key_of_sampling_reaches_the_engine() -> None:
+    asked: dict[str, object] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.25,
+        "max_tokens": 9,
+        "stop_strings": ("x",),
+        "stop_token_ids": (3,),
+        "min_tokens": 2,
+        "allowed_token_ids": (3, 4, 5),
+        "banned_token_ids": (5,),
+        "raw_logprobs": True,
+        "kept_support": True,
+    }
+    assert {*asked, "forced_prefix"} == {*SamplingConfig.model_fields}
+    params = SamplingConfig.model_validate(asked).params((), (6, 7))
+    assert params == SamplingParams(**asked, forced_prefix=(6, 7))

@@ -343,6 +343,23 @@ def test_changing_one_group_leaves_the_logprobs_of_all_others_bit_for_bit(
         assert torch.equal(one[2], other_one[2])
 
 
+def test_a_forced_prefix_is_trained_on_as_a_prompt_that_ends_with_it(
+    make_group: Callable[..., RolloutGroup], make_learner: Callable[..., TorchLearner]
+) -> None:
+    prompt, prefix, chosen = [5, 6, 7], [8, 9], [[1, 2, 3], [4], [2, 1]]
+    logprobs = [[-1.0 - 0.1 * token for token in ids] for ids in chosen]
+    forced = make_group(
+        prompt,
+        [prefix + ids for ids in chosen],
+        [1.0, 0.0, 0.5],
+        masks=[[False] * 2 + [True] * len(ids) for ids in chosen],
+        logprobs=[[0.0, 0.0, *row] for row in logprobs],
+    )
+    prompted = make_group(prompt + prefix, chosen, [1.0, 0.0, 0.5], logprobs=logprobs)
+    one, other = (learner_gradient(make_learner(), [group]) for group in (forced, prompted))
+    assert difference(one, other) < 2e-6
+
+
 def test_leaving_out_groups_without_spread_changes_nothing(
     batch: list[RolloutGroup], make_learner: Callable[..., TorchLearner]
 ) -> None:

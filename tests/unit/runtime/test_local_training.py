@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeMonitor
+from lab import IDS
 
+from headrace.kept_support import decode
+from headrace.monitors import read_rollouts
 from headrace.runtime.local import LocalRun
 from headrace.runtime.preflight import PreparedRun
 from headrace.types import RolloutGroup, StepRecord
 
 BOUND = 3
+EOS = 1
 SETTINGS = (
     "num_steps=null",
     "num_epochs=1",
@@ -74,3 +78,41 @@ def test_a_run_keeps_the_checkpoints_rollouts_and_evaluations_that_its_recipe_as
     assert [record.step for record in monitor.evaluations] == [0, 3, 6, 7]
     rollouts = {path.name for path in (output / "rollouts").glob("step-*")}
     assert rollouts == {f"step-{step:06d}.parquet" for step in (1, 3, 6, 7)}
+
+
+def test_what_a_recipe_records_of_its_sampling_is_in_the_rollout_files(
+    prepare: Callable[..., PreparedRun], tmp_path: Path
+) -> None:
+    settings = (
+        "num_steps=1",
+        "objective.proximal=recompute",
+        "sampling.top_p=0.9",
+        "sampling.min_tokens=5",
+        "sampling.banned_token_ids=[0]",
+        "sampling.forced_prefix='1+'",
+        "sampling.raw_logprobs=true",
+        "sampling.kept_support=true",
+        "monitors.rollouts_every=1",
+    )
+    output = tmp_path / "run"
+
+    asyncio.run(LocalRun(prepared=prepare(*settings), output=output).train())
+
+    groups = read_rollouts(output / "rollouts" / "step-000001.parquet")
+    prefix = (IDS["1"], IDS["+"])
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        assert rollout.completion_ids[:2] == prefix
+        assert rollout.text.startswith("1+")
+        assert rollout.loss_mask[:3] == (False, False, True)
+        assert EOS not in rollout.completion_ids[:5]
+        assert rollout.raw_logprobs is not None
+        assert rollout.kept_support is not None
+        for token, packed in list(zip(rollout.completion_ids, rollout.kept_support, strict=True))[
+            2:
+        ]:
+            kept = decode(packed).tolist()
+            assert token in kept
+            assert 0 not in kept
+        raw, sampled = rollout.raw_logprobs[2:], rollout.generator_logprobs[2:]
+        # A filter and a mask only add to the probability of what they leave.
+        assert all(one <= other + 1e-5 for one, other in zip(raw, sampled, strict=True))

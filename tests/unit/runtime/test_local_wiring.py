@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab import IDS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -169,6 +170,16 @@ def test_the_tokenizers_end_of_sequence_ends_evaluation_rollouts(start: Start) -
     greedy = SamplingParams(temperature=0.0, max_tokens=3, stop_token_ids=(EOS, 8))
     assert plan.modes == {"greedy": (1, greedy), "sampled": (3, sampled)}
     assert (plan.every, plan.pass_at_k, len(plan.prompts)) == (7, (2, 3), 3)
+
+
+def test_a_forced_prefix_is_the_tokens_of_its_text_alone(start: Start) -> None:
+    evaluation_settings = ("eval.sampling.forced_prefix='2'", "eval.sampling.max_tokens=4")
+    controller = start("sampling.forced_prefix='1+1='", *evaluation_settings)
+    training, evaluation = controller._plan.sampling, controller._plan.evaluation
+
+    assert training.forced_prefix == tuple(IDS[character] for character in "1+1=")
+    assert evaluation is not None
+    assert {p.forced_prefix for _, p in evaluation.modes.values()} == {(IDS["2"],)}
 
 
 def test_an_evaluation_without_sampling_of_its_own_takes_that_of_training(start: Start) -> None:
