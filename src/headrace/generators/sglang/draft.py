@@ -1,0 +1,166 @@
+"""A rollout on its way: what is sampled so far, from one call or from several.
+
+Owns what a reply means for the rollout: which of the reported log-probs is the one of the
+distribution sampled from, and whether the rollout has ended. No token is ever sampled twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from headrace.generators.sglang.reply import Sampled
+from headrace.generators.sglang.sampling import asks_support, is_point
+from headrace.types import (
+    FinishReason,
+    GenerationRequest,
+    Rollout,
+    VersionSpan,
+    derive_seed,
+)
+
+Decode = Callable[[Sequence[int]], str]
+"""Turns token ids into text without special tokens."""
+
+
+class Draft:
+    """One rollout of ``request`` that has not been given back yet."""
+
+    def __init__(self, request: GenerationRequest, rollout_index: int, decode: Decode) -> None:
+        self.request = request
+        self.rollout_index = rollout_index
+        self.seed = derive_seed(request.seed, rollout_index)
+        self._decode = decode
+        self.clear()
+        for rollout in request.begun:
+            if rollout.rollout_index == rollout_index:
+                self._take_up(rollout)
+
+    def clear(self) -> None:
+        """Begin again at the prompt, also what came in begun."""
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._mask: list[bool] = []
+        self._logprobs: list[float] = []
+        self._raw: list[float] = []
+        self._support: list[tuple[int, ...]] = []
+        self._versions: list[int] = []
+
+    def force_prefix(self, policy_version: int) -> None:
+        """Put the forced tokens before the first one that is sampled under ``policy_version``."""
+        prefix = self.request.sampling.forced_prefix
+        if prefix and not self.token_ids:
+            zeros = [0.0] * len(prefix)
+            self._append(prefix, zeros, zeros, [policy_version] * len(prefix), chosen=False)
+            self._support += [()] * len(prefix)
+
+    def add(self, sampled: Sampled) -> None:
+        """Append what a call has sampled; sets ``finish_reason`` if the rollout has ended."""
+        goes_on = bool(self.token_ids)
+        sampling, before = self.request.sampling, len(self.token_ids)
+        self._append(
+            sampled.token_ids,
+            self._behaviour(sampled),
+            sampled.logprobs,
+            sampled.policy_versions,
+            chosen=True,
+        )
+        if asks_support(sampling):
+            self._support += sampled.support or ()
+        else:
+            self._support += [(token,) for token in sampled.token_ids]
+        aborted = sampled.finish_reason == "abort"
+        self.finish_reason = None if aborted else sampled.finish_reason
+        if sampling.stop_strings and (goes_on or aborted):
+            # The server saw the tokens before as a prompt, or did not look for an end any more.
+            self._cut_at_stop_string(before)
+        if self.finish_reason is None:
+            self.finish_reason = self._own_end()
+
+    def rollout(self) -> Rollout:
+        """Return the record; unfinished, it can go on."""
+        sampling = self.request.sampling
+        keeps = sampling.kept_support and sampling.truncates
+        return Rollout(
+            rollout_index=self.rollout_index,
+            completion_ids=tuple(self.token_ids),
+            loss_mask=tuple(self._mask),
+            generator_logprobs=tuple(self._logprobs),
+            version_spans=tuple(_spans(self._versions)),
+            finish_reason=self.finish_reason or "abort",
+            text=self._decode(self.token_ids),
+            raw_logprobs=tuple(self._raw) if sampling.raw_logprobs else None,
+            kept_support=tuple(pack_support(ids) for ids in self._support) if keeps else None,
+        )
+
+    def _take_up(self, rollout: Rollout) -> None:
+        self.token_ids = list(rollout.completion_ids)
+        self._mask = list(rollout.loss_mask)
+        self._logprobs = list(rollout.generator_logprobs)
+        self._raw = list(rollout.raw_logprobs or [0.0] * len(rollout.completion_ids))
+        spans = rollout.version_spans
+        self._versions = [s.policy_version for s in spans for _ in range(s.start, s.end)]
+        packed = rollout.kept_support or (b"",) * len(rollout.completion_ids)
+        self._support = [unpack_support(content) for content in packed]
+        self.finish_reason = self._own_end() if rollout.may_go_on else rollout.finish_reason
+
+    def _append(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        raw: Sequence[float],
+        versions: Sequence[int],
+        *,
+        chosen: bool,
+    ) -> None:
+        self.token_ids += token_ids
+        self._mask += [chosen] * len(token_ids)
+        self._logprobs += logprobs
+        self._raw += raw
+        self._versions += versions
+
+    def _behaviour(self, sampled: Sampled) -> Sequence[float]:
+        """Return the log-probs under the distribution sampled from."""
+        if is_point(self.request.sampling):
+            return [0.0] * len(sampled.token_ids)
+        if asks_support(self.request.sampling):
+            assert sampled.support_logprobs is not None
+            return sampled.support_logprobs
+        return sampled.logprobs
+
+    def _own_end(self) -> FinishReason | None:
+        """Say whether the last token is an end. An abort hides it: SGLang looks no further then."""
+        sampling, length = self.request.sampling, len(self.token_ids)
+        if length and self._mask[-1] and self.token_ids[-1] in sampling.stop_token_ids:
+            return "stop"
+        return "length" if length >= sampling.max_tokens else None
+
+    def _cut_at_stop_string(self, before: int) -> None:
+        """End with the first token after ``before`` that completes a stop string."""
+        stops = self.request.sampling.stop_strings
+        if not _contains(self._decode(self.token_ids), stops):
+            return
+        for length in range(before + 1, len(self.token_ids) + 1):
+            if _contains(self._decode(self.token_ids[:length]), stops):
+                self._keep(length)
+                self.finish_reason = "stop"
+                return
+
+    def _keep(self, length: int) -> None:
+        for column in (
+            self.token_ids, self._mask, self._logprobs, self._raw, self._support, self._versions
+        ):  # fmt: skip
+            del column[length:]
+
+
+def _contains(text: str, stops: Sequence[str]) -> bool:
+    return any(stop in text for stop in stops)
+
+
+def _spans(versions: Sequence[int]) -> Iterator[VersionSpan]:
+    """Yield the runs of equal versions."""
+    start = 0
+    for version, run in groupby(versions):
+        end = start + len(list(run))
+        yield VersionSpan(policy_version=version, start=start, end=end)
+        start = end
