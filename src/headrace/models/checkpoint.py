@@ -66,16 +66,32 @@ def save_decoder(
     dtype: torch.dtype = torch.float32,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
+    """Write a complete model directory; see `save_tensors`.
+
+    Peak memory is the decoder and one shard.
+    """
+    parameters = dict(decoder.named_parameters())
+    save_tensors(parameters, directory, hf_config, source_directory, dtype, max_shard_bytes)
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor],
+    directory: Path,
+    hf_config: Mapping[str, Any],
+    source_directory: Path,
+    dtype: torch.dtype = torch.float32,
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
     """Write a complete model directory; tokenizer and generation config are the source's.
 
-    Peak memory is the decoder and one shard. ``directory`` is made if absent and must not hold
-    weights. Raises ModelError if it does, CheckpointError if the weights cannot be written.
+    Peak memory is one shard. ``directory`` is made if absent and must not hold weights. Raises
+    ModelError if it does, CheckpointError if the weights cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if stale := [*directory.glob("*.safetensors"), *directory.glob(INDEX_NAME)]:
         msg = f"{directory} already holds weights ({stale[0].name}); give an empty directory"
         raise ModelError(msg)
-    _save_weights(dict(decoder.named_parameters()), directory, dtype, max_shard_bytes)
+    _save_weights(tensors, directory, dtype, max_shard_bytes)
     _write_object(directory / "config.json", _with_dtype(hf_config, dtype))
     copy_tokenizer_files(source_directory, directory)
     generation_config = source_directory / "generation_config.json"

@@ -29,6 +29,10 @@ class ServerLost(GeneratorFailure):
     """The connection to a server could not be made or broke, or the server did not answer."""
 
 
+class ServerSilent(ServerLost):
+    """The server did not answer within the deadline; asking again would wait as long again."""
+
+
 class ServerBusy(GeneratorFailure):
     """The server lives and could not serve this request now."""
 
@@ -48,7 +52,9 @@ class Server:
         """Return the JSON object at ``path``."""
         return self._parsed(path, await self._send("GET", path, None, seconds))
 
-    async def post(self, path: str, body: Mapping[str, object], seconds: float) -> dict[str, Any]:
+    async def post(
+        self, path: str, body: Mapping[str, object], seconds: float | None
+    ) -> dict[str, Any]:
         """Send ``body`` and return the JSON object that answers it."""
         return self._parsed(path, await self._send("POST", path, body, seconds))
 
@@ -61,16 +67,16 @@ class Server:
         await self._send("GET", path, None, seconds)
 
     async def _send(
-        self, method: str, path: str, body: Mapping[str, object] | None, seconds: float
+        self, method: str, path: str, body: Mapping[str, object] | None, seconds: float | None
     ) -> httpx2.Response:
         try:
             async with asyncio.timeout(seconds):
                 response = await self._http.request(method, self.url + path, json=body)
         except TimeoutError as error:
             msg = f"{self.url}{path}: no answer within {seconds:g} s"
-            raise ServerLost(msg) from error
+            raise ServerSilent(msg) from error
         except httpx2.RequestError as error:
-            msg = f"{self.url}{path}: {type(error).__name__}: {error or 'the connection broke'}"
+            msg = f"{self.url}{path}: {type(error).__name__}: {error}"
             raise ServerLost(msg) from error
         self._check(path, response)
         return response
@@ -101,6 +107,8 @@ async def repeated(call: Callable[[], Awaitable[T]], max_retries: int, backoff: 
     for attempt in range(max_retries):
         try:
             return await call()
+        except ServerSilent:
+            raise
         except (ServerLost, ServerBusy):
             await asyncio.sleep(delay(attempt, backoff))
     return await call()

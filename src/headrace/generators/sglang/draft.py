@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
+from headrace import kept_support
+from headrace.config.sglang_rules import asks_support, is_point
 from headrace.generators.sglang.reply import Sampled
-from headrace.generators.sglang.sampling import asks_support, is_point
 from headrace.types import (
     FinishReason,
     GenerationRequest,
@@ -43,16 +44,17 @@ class Draft:
         self._mask: list[bool] = []
         self._logprobs: list[float] = []
         self._raw: list[float] = []
-        self._support: list[tuple[int, ...]] = []
+        self._support: list[bytes] = []
         self._versions: list[int] = []
 
     def force_prefix(self, policy_version: int) -> None:
         """Put the forced tokens before the first one that is sampled under ``policy_version``."""
         prefix = self.request.sampling.forced_prefix
-        if prefix and not self.token_ids:
+        if prefix and not any(self._mask):
+            self.clear()
             zeros = [0.0] * len(prefix)
             self._append(prefix, zeros, zeros, [policy_version] * len(prefix), chosen=False)
-            self._support += [()] * len(prefix)
+            self._support += [b""] * len(prefix)
 
     def add(self, sampled: Sampled) -> None:
         """Append what a call has sampled; sets ``finish_reason`` if the rollout has ended."""
@@ -65,10 +67,7 @@ class Draft:
             sampled.policy_versions,
             chosen=True,
         )
-        if asks_support(sampling):
-            self._support += sampled.support or ()
-        else:
-            self._support += [(token,) for token in sampled.token_ids]
+        self._support += self._kept(sampled)
         aborted = sampled.finish_reason == "abort"
         self.finish_reason = None if aborted else sampled.finish_reason
         if sampling.stop_strings and (goes_on or aborted):
@@ -90,7 +89,7 @@ class Draft:
             finish_reason=self.finish_reason or "abort",
             text=self._decode(self.token_ids),
             raw_logprobs=tuple(self._raw) if sampling.raw_logprobs else None,
-            kept_support=tuple(pack_support(ids) for ids in self._support) if keeps else None,
+            kept_support=tuple(self._support) if keeps else None,
         )
 
     def _take_up(self, rollout: Rollout) -> None:
@@ -100,8 +99,7 @@ class Draft:
         self._raw = list(rollout.raw_logprobs or [0.0] * len(rollout.completion_ids))
         spans = rollout.version_spans
         self._versions = [s.policy_version for s in spans for _ in range(s.start, s.end)]
-        packed = rollout.kept_support or (b"",) * len(rollout.completion_ids)
-        self._support = [unpack_support(content) for content in packed]
+        self._support = list(rollout.kept_support or [b""] * len(rollout.completion_ids))
         self.finish_reason = self._own_end() if rollout.may_go_on else rollout.finish_reason
 
     def _append(
@@ -127,6 +125,13 @@ class Draft:
             assert sampled.support_logprobs is not None
             return sampled.support_logprobs
         return sampled.logprobs
+
+    def _kept(self, sampled: Sampled) -> list[bytes]:
+        """Return what each token was drawn from, packed: a greedy one from itself alone."""
+        if not self.request.sampling.kept_support:
+            return [b""] * len(sampled.token_ids)
+        support = sampled.support or [(token,) for token in sampled.token_ids]
+        return [kept_support.encode(sorted(set(ids))) for ids in support]
 
     def _own_end(self) -> FinishReason | None:
         """Say whether the last token is an end. An abort hides it: SGLang looks no further then."""

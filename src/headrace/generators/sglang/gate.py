@@ -40,4 +40,5 @@ class Gate:
 
     async def passed(self) -> None:
         """Wait until it is open; unblocked by `release`."""
-        await self._open.wait()
+        while self._holders:  # it may be shut again before its waiters run
+            await self._open.wait()

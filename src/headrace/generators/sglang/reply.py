@@ -96,9 +96,7 @@ def _read(reply: Mapping[str, Any], call: Call, versions: Mapping[str, int]) -> 
     )
 
 
-def _finish_reason(
-    reason: Mapping[str, Any], token_ids: Sequence[int], call: Call
-) -> FinishReason:
+def _finish_reason(reason: Mapping[str, Any], token_ids: Sequence[int], call: Call) -> FinishReason:
     """Map the server's reason; one that was not asked for is no end of a rollout."""
     kind, matched = reason.get("type"), reason.get("matched")
     if len(token_ids) > call.max_new_tokens:
@@ -133,9 +131,7 @@ def _finish_reason(
             raise _Unfit(msg)
 
 
-def _logprobs(
-    meta: Mapping[str, Any], token_ids: Sequence[int], count: int
-) -> tuple[float, ...]:
+def _logprobs(meta: Mapping[str, Any], token_ids: Sequence[int], count: int) -> tuple[float, ...]:
     """Return the log-probs of the first ``count``. Without tokens there may be one all the same."""
     if not token_ids:
         return ()
@@ -152,9 +148,7 @@ def _logprobs(
     return tuple(found)
 
 
-def _versions(
-    meta: Mapping[str, Any], count: int, versions: Mapping[str, int]
-) -> Iterator[int]:
+def _versions(meta: Mapping[str, Any], count: int, versions: Mapping[str, int]) -> Iterator[int]:
     """Yield the policy version of each token. Empty spans, which an abort may hold, are skipped."""
     position = 0
     for span in _get(meta, "weight_versions", list) if count else ():

@@ -11,18 +11,14 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from headrace.errors import GeneratorFailure, WeightSyncError
-from headrace.generators.sglang.client import (
-    Server,
-    ServerBusy,
-    ServerLost,
-    ServerRefused,
-    repeated,
-)
+from headrace.generators.sglang.client import Server, ServerRefused, repeated
 from headrace.generators.sglang.facts import ServerFacts
 from headrace.generators.sglang.options import SGLangOptions
+
+T = TypeVar("T")
 
 PauseMode = Literal["in_place", "retract"]
 """``in_place`` keeps the cache of running requests; ``retract`` gives it up and queues them."""
@@ -100,8 +96,8 @@ class Member:
     async def load(self, directory: Path, name: str) -> None:
         """Load the checkpoint in ``directory`` as version ``name`` and see that it took it.
 
-        Its cache is left as it is: asked to flush it in the same breath with requests active, SGLang
-        reports a failure although the weights have changed, and keeps the old version's name.
+        Its cache is left as it is: asked to flush it in the same breath with requests active,
+        SGLang reports a failure although the weights have changed, and keeps the old name.
         """
         body = {
             "model_path": str(directory),
@@ -142,7 +138,7 @@ class Member:
                     )
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(call.is_over.wait(), ABORT_AGAIN_SECONDS)
-        except (TimeoutError, ServerLost, ServerBusy):
+        except (TimeoutError, GeneratorFailure):
             call.is_given_up = True
             call.http.cancel()
             await call.is_over.wait()
@@ -155,9 +151,7 @@ class Member:
             return False
         return True
 
-    async def _asked(
-        self, call: Callable[[], Awaitable[dict[str, object]]]
-    ) -> dict[str, object]:
+    async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
         """Ask what may be asked twice."""
         return await repeated(call, self._options.max_retries, self._options.backoff_seconds)
 
