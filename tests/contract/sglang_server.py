@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,31 +24,37 @@ from safetensors.numpy import load_file
 VOCAB = 50
 EOS = 2
 Json = dict[str, Any]
+Answer = tuple[int, "Json | bytes"]
+Endpoint = Callable[[Json], Awaitable[Answer]]
 
 SAMPLING_KEYS = frozenset(
-    "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty "
-    "presence_penalty repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag "
-    "ignore_eos skip_special_tokens spaces_between_special_tokens no_stop_trim stream_interval "
-    "logit_bias sampling_seed custom_params beam_width watermark choice".split()
+    """max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty
+    presence_penalty repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag
+    ignore_eos skip_special_tokens spaces_between_special_tokens no_stop_trim stream_interval
+    logit_bias sampling_seed custom_params beam_width watermark choice""".split()  # noqa: SIM905 - a table
 )
+GENERATE_KEYS = """rid input_ids sampling_params return_logprob logprob_start_len extra_key
+    return_sampling_mask"""
+UPDATE_KEYS = """model_path load_format abort_all_requests weight_version is_async torch_empty_cache
+    keep_pause recapture_cuda_graph token_step flush_cache manifest"""
 KEYS = {
-    "/generate": frozenset(
-        "rid input_ids sampling_params return_logprob logprob_start_len extra_key "
-        "return_sampling_mask".split()
-    ),
+    "/generate": frozenset(GENERATE_KEYS.split()),
     "/pause_generation": frozenset({"mode"}),
     "/continue_generation": frozenset({"torch_empty_cache"}),
     "/abort_request": frozenset({"rid", "abort_all"}),
-    "/flush_cache": frozenset(),
-    "/update_weights_from_disk": frozenset(
-        "model_path load_format abort_all_requests weight_version is_async torch_empty_cache "
-        "keep_pause recapture_cuda_graph token_step flush_cache manifest".split()
-    ),
+    "/flush_cache": frozenset[str](),
+    "/update_weights_from_disk": frozenset(UPDATE_KEYS.split()),
 }
 
 
 class Refused(Exception):
     """Answered with HTTP 400 and this message."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what announces itself by no event."""
+    while not condition():  # noqa: ASYNC110 - as the docstring says
+        await asyncio.sleep(0.001)
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -61,8 +67,11 @@ def digest(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
 
 
-def weights_of(directory: Path) -> int:
+def weights_of(directory: Path, load_format: str | None) -> int:
     """What the model is, as far as its tokens tell: a digest of the tensors in ``directory``."""
+    if load_format not in {"auto", "safetensors"}:
+        msg = f"load_format {load_format} would load something else"
+        raise Refused(msg)
     json.loads((directory / "config.json").read_text())
     files = sorted(directory.glob("*.safetensors"))
     if not files:
@@ -182,8 +191,7 @@ class ContractServer:
     async def stepped(self, number: int) -> None:
         """Wait until ``number`` more steps are made, and allow no more."""
         self.credit = (self.credit or 0) + number
-        while self.credit:
-            await asyncio.sleep(0.001)
+        await until(lambda: not self.credit)
 
     def bodies(self, path: str) -> list[Json]:
         return [body for seen, body in self.seen if seen == path]
@@ -235,9 +243,7 @@ class ContractServer:
         self, writer: asyncio.StreamWriter, path: str, status: int, content: Json | bytes
     ) -> bool:
         if self.faults.get(path):
-            changed = self.faults[path].pop(0)(
-                writer, content if isinstance(content, dict) else {}
-            )
+            changed = self.faults[path].pop(0)(writer, content if isinstance(content, dict) else {})
             if changed is None:
                 await asyncio.Event().wait()
             assert changed is not None
@@ -245,54 +251,54 @@ class ContractServer:
             if isinstance(content, dict) and "_status" in content:
                 status = content.pop("_status")
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        writer.write(
-            f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
-        )
+        writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
         return not writer.is_closing()
 
-    async def _respond(
-        self, method: str, path: str, body: Json, headers: dict[str, str]
-    ) -> tuple[int, Json | bytes]:
+    async def _respond(self, method: str, path: str, body: Json, headers: dict[str, str]) -> Answer:
         key = self.model.api_key
         if key is not None and headers.get("authorization") != f"Bearer {key}":
             return 401, {"error": "Unauthorized"}
+        endpoint = self._endpoints().get((method, path))
+        if endpoint is None:
+            return 404, {"detail": "Not Found"}
+        if unknown := body.keys() - KEYS.get(path, frozenset(body)):
+            return 400, {"error": {"message": f"unknown field {sorted(unknown)}"}}
         try:
-            if unknown := body.keys() - KEYS.get(path, frozenset(body)):
-                msg = f"unknown field {sorted(unknown)}"
-                raise Refused(msg)
-            return await self._answer(method, path, body)
+            return await endpoint(body)
         except Refused as refused:
             return 400, {"error": {"message": str(refused)}}
 
-    async def _answer(self, method: str, path: str, body: Json) -> tuple[int, Json | bytes]:
-        match method, path:
-            case "GET", "/server_info":
-                return 200, self._server_info()
-            case "GET", "/model_info":
-                return 200, self._model_info()
-            case "GET", "/health_generate":
-                return 200, b""
-            case "POST", "/generate":
-                return 200, await self._generate(body)
-            case "POST", "/pause_generation":
-                self._pause(body.get("mode", "abort"))
-                return 200, {"message": "Generation paused successfully.", "status": "ok"}
-            case "POST", "/continue_generation":
-                self.is_paused = self.front_paused = False
-                self._unpaused.set()
-                return 200, {"message": "Generation continued successfully.", "status": "ok"}
-            case "POST", "/abort_request":
-                self._abort(body.get("rid", ""))
-                return 200, b""
-            case ("GET" | "POST"), "/flush_cache":
-                return (200, b"Cache flushed.\n") if self._flush() else (400, b"Flush failed.\n")
-            case "POST", "/update_weights_from_disk":
-                return await self._update(body)
-        return 404, {"detail": "Not Found"}
-
-    def _server_info(self) -> Json:
+    def _endpoints(self) -> dict[tuple[str, str], Endpoint]:
         return {
+            ("GET", "/server_info"): self._server_info,
+            ("GET", "/model_info"): self._model_info,
+            ("GET", "/health_generate"): self._health,
+            ("POST", "/generate"): self._generate,
+            ("POST", "/pause_generation"): self._pause_request,
+            ("POST", "/continue_generation"): self._continue,
+            ("POST", "/abort_request"): self._abort,
+            ("POST", "/flush_cache"): self._flush_request,
+            ("POST", "/update_weights_from_disk"): self._update,
+        }
+
+    async def _health(self, _: Json) -> Answer:
+        return 200, b""
+
+    async def _pause_request(self, body: Json) -> Answer:
+        self.pause(body.get("mode", "abort"))
+        return 200, {"message": "Generation paused successfully.", "status": "ok"}
+
+    async def _continue(self, _: Json) -> Answer:
+        self.is_paused = self.front_paused = False
+        self._unpaused.set()
+        return 200, {"message": "Generation continued successfully.", "status": "ok"}
+
+    async def _flush_request(self, _: Json) -> Answer:
+        return (200, b"Cache flushed.\n") if self._flush() else (400, b"Flush cache failed.\n")
+
+    async def _server_info(self, _: Json) -> Answer:
+        return 200, {
             "version": "0.5.23",
             "enable_deterministic_inference": self.model.deterministic,
             "disable_overlap_schedule": not self.model.overlap,
@@ -304,8 +310,8 @@ class ContractServer:
             "internal_states": [{}],
         }
 
-    def _model_info(self) -> Json:
-        return {
+    async def _model_info(self, _: Json) -> Answer:
+        return 200, {
             "model_path": "somewhere",
             "is_generation": True,
             "preferred_sampling_params": self.model.preferred,
@@ -315,10 +321,10 @@ class ContractServer:
 
     # --- the front ----------------------------------------------------------------------------
 
-    async def _generate(self, body: Json) -> Json:
+    async def _generate(self, body: Json) -> Answer:
         sampling = dict(body["sampling_params"])
         if unknown := sampling.keys() - SAMPLING_KEYS:
-            msg = f"unknown field `{sorted(unknown)[0]}`"
+            msg = f"unknown field `{min(unknown)}`"
             raise Refused(msg)
         self._check(body, sampling)
         request = Running(
@@ -338,7 +344,7 @@ class ContractServer:
                 await self._unpaused.wait()
             request.in_scheduler = True
             self.queue.append(request)
-            return await request.answer
+            return 200, await request.answer
         finally:
             self.front.pop(request.rid, None)
 
@@ -360,9 +366,10 @@ class ContractServer:
             msg = f"return_sampling_mask requires 1 < top_k <= {self.model.max_support}"
             raise Refused(msg)
 
-    def _abort(self, rid: str) -> None:
+    async def _abort(self, body: Json) -> Answer:
+        rid = body.get("rid", "")
         if rid not in self.front:
-            return  # forgotten: it may have overtaken its request
+            return 200, b""  # forgotten: it may have overtaken its request
         for request in [r for r in self.queue if r.rid.startswith(rid)]:
             self.queue.remove(request)
             # What the scheduler has not handed over yet is lost.
@@ -370,12 +377,14 @@ class ContractServer:
             self._reply(request, {"type": "abort", "message": "Abort in waiting queue"}, handed)
         for request in self.running:
             request.is_to_abort |= request.rid.startswith(rid)
+        return 200, b""
 
     def _drop(self, rid: str | None) -> None:
         self.queue = [r for r in self.queue if r.rid != rid]
         self.running = [r for r in self.running if r.rid != rid]
 
-    def _pause(self, mode: str) -> None:
+    def pause(self, mode: str) -> None:
+        """Stop, front and scheduler."""
         if mode not in {"abort", "retract", "in_place"}:
             msg = f"mode {mode}"
             raise Refused(msg)
@@ -393,14 +402,10 @@ class ContractServer:
         self.cache = {}
         return True
 
-    async def _update(self, body: Json) -> tuple[int, Json]:
-        while not self.is_paused and self.front:  # the writer's lock
-            await asyncio.sleep(0.001)
+    async def _update(self, body: Json) -> Answer:
+        await until(lambda: self.is_paused or not self.front)  # the writer's lock
         try:
-            if body.get("load_format") not in {"auto", "safetensors"}:
-                msg = f"load_format {body.get('load_format')} would load something else"
-                raise Refused(msg)
-            self.weights = weights_of(Path(body["model_path"]))
+            self.weights = weights_of(Path(body["model_path"]), body.get("load_format"))
         except (OSError, Refused) as error:
             return 400, {"success": False, "message": str(error), "num_paused_requests": 0}
         version = body.get("weight_version")
@@ -435,9 +440,7 @@ class ContractServer:
     def _step(self, request: Running) -> None:
         """One token. Context that is not in the request's cache is computed now, or found."""
         self._prefill(request)
-        context = list(
-            zip(request.prompt + request.output, request.cached_weights, strict=True)
-        )
+        context = list(zip(request.prompt + request.output, request.cached_weights, strict=True))
         self._sample(request, logits_of(self.weights, context), len(context))
         if reason := self._finish_reason(request):
             self.running.remove(request)

@@ -9,7 +9,13 @@ from headrace.config.data import (
     SourceConfig,
 )
 from headrace.config.evaluation import EvaluationConfig
-from headrace.config.generator import EngineName, GeneratorConfig, SamplingConfig, VllmConfig
+from headrace.config.generator import (
+    EngineName,
+    GeneratorConfig,
+    SamplingConfig,
+    SGLangConfig,
+    VllmConfig,
+)
 from headrace.config.learner import LearnerConfig, ObjectiveConfig, OptimizerConfig
 from headrace.config.load import check_config, dump_config, load_config, parse_config
 from headrace.config.model import ModelConfig
@@ -49,6 +55,7 @@ __all__ = [
     "ParquetSource",
     "ReasoningGymSource",
     "RunConfig",
+    "SGLangConfig",
     "SamplingConfig",
     "SourceConfig",
     "VerifierConfig",

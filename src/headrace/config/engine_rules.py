@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias, assert_never
 
-from headrace.config.generator import GeneratorConfig, SamplingConfig, VllmConfig
+from headrace.config.generator import GeneratorConfig, SamplingConfig, SGLangConfig, VllmConfig
+from headrace.config.sglang_rules import sglang_refusals
 
 Refusal: TypeAlias = tuple[tuple[str, ...], str]
 """The dotted keys it rests on, and one line: keys, values, why not, and what to do."""
@@ -30,6 +31,10 @@ def engine_refusals(
         case "vllm":
             for section, config in sampling.items():
                 yield from _vllm_sampling(section, config)
+        case "sglang":
+            yield from _sglang_servers(generator)
+            for section, config in sampling.items():
+                yield from _sglang_sampling(section, config)
         case _:
             assert_never(generator.engine)
 
@@ -41,6 +46,12 @@ def _unread_sections(generator: GeneratorConfig) -> Iterator[Refusal]:
             'section; remove it or set generator.engine = "vllm"'
         )
         yield ("generator.vllm", "generator.engine"), text
+    if generator.engine != "sglang" and generator.sglang != SGLangConfig():
+        text = (
+            f'generator.sglang with generator.engine = "{generator.engine}": nothing reads this '
+            'section; remove it or set generator.engine = "sglang"'
+        )
+        yield ("generator.sglang", "generator.engine"), text
 
 
 def _vllm_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:
@@ -65,3 +76,32 @@ def _vllm_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:
                 'of what it sampled; leave it out or use generator.engine = "torch"'
             )
             yield (f"{section}.{name}", "generator.engine"), text
+
+
+def _sglang_servers(generator: GeneratorConfig) -> Iterator[Refusal]:
+    """Judge what says where the servers are, and what only they decide."""
+    engine, config = 'generator.engine = "sglang"', generator.sglang
+    if not config.urls:
+        text = f'{engine}: give the servers as generator.sglang.urls = ["http://HOST:PORT", ...]'
+        yield ("generator.sglang.urls", "generator.engine"), text
+    twice = sorted({url for url in config.urls if config.urls.count(url) > 1})
+    if twice:
+        text = f"generator.sglang.urls: {', '.join(twice)} more than once; give each server once"
+        yield ("generator.sglang.urls",), text
+    if config.weights_directory is not None and not config.weights_directory.is_absolute():
+        text = (
+            f"generator.sglang.weights_directory = {config.weights_directory}: the servers read it "
+            "under the same name, so give an absolute path"
+        )
+        yield ("generator.sglang.weights_directory",), text
+    defaults = GeneratorConfig()
+    for key in ("max_cache_gib", "max_prefill_tokens"):
+        if getattr(generator, key) != getattr(defaults, key):
+            text = f"generator.{key} with {engine}: the servers decide that themselves; remove it"
+            yield (f"generator.{key}", "generator.engine"), text
+
+
+def _sglang_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:
+    for keys, why in sglang_refusals(sampling.params(())):
+        text = f'{section}.{keys[0]} {why}, or generator.engine = "torch"'
+        yield (*(f"{section}.{key}" for key in keys), "generator.engine"), text

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.section import Section
 from headrace.types import OnUpdate, SamplingParams
 
 TokenIds: TypeAlias = tuple[Annotated[int, Field(ge=0)], ...]
 
-EngineName: TypeAlias = Literal["torch", "vllm"]
+EngineName: TypeAlias = Literal["torch", "vllm", "sglang"]
 """What can sit inside a generator."""
 
 
@@ -114,11 +116,51 @@ class VllmConfig(Section):
     fails."""
 
 
+def _server_url(url: str) -> str:
+    """Return ``url`` without a slash at its end. Raises ValueError if it names more than a server.
+
+    What comes before an @ is a secret and has no place in a recipe.
+    """
+    parts = urlsplit(url)
+    beyond = parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc
+    if parts.scheme not in {"http", "https"} or not parts.hostname or beyond:
+        msg = "give http://HOST:PORT or https://HOST:PORT and nothing after it"
+        raise ValueError(msg)
+    return url.rstrip("/")
+
+
+class SGLangConfig(Section):
+    """What only ``engine = "sglang"`` reads; docs/ENGINES.md says how its servers are launched."""
+
+    urls: tuple[Annotated[str, AfterValidator(_server_url)], ...] = ()
+    """Where the servers are; all serve the model of ``model.path``. Groups go to the one with the
+    fewest rollouts."""
+    api_key_variable: str | None = Field(default=None, min_length=1)
+    """Environment variable that holds the key the servers were launched with; the key itself
+    appears in no recipe and no run directory."""
+    weights_directory: Path | None = None
+    """Absolute path of a directory that this process can write and every server can read under the
+    same name; null takes memory of this machine, which only servers on it can read."""
+    rollout_deadline_seconds: float = Field(default=1800.0, gt=0.0)
+    """Longest rollout on a server, not counting pauses; after it the run fails, because drawing
+    again what is long would favour what is short."""
+    control_deadline_seconds: float = Field(default=60.0, gt=0.0)
+    """Longest answer to a question, a pause or an abort; after it the server counts as lost."""
+    update_deadline_seconds: float = Field(default=900.0, gt=0.0)
+    """Longest load of published weights; after it the server counts as lost."""
+    connect_deadline_seconds: float = Field(default=10.0, gt=0.0)
+    """Longest wait for a connection."""
+    max_retries: int = Field(default=3, ge=0)
+    """Times that a request is sent again to a server that lives, after its connection broke or it
+    was too busy."""
+
+
 class GeneratorConfig(Section):
     """The engine that samples."""
 
     engine: EngineName = "torch"
-    """``torch``: headrace's own, in this process; ``vllm``: vLLM's, in processes of its own."""
+    """``torch``: headrace's own, in this process; ``vllm``: vLLM's, in processes of its own;
+    ``sglang``: SGLang servers that are launched beforehand, over HTTP."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Of the generator's weights and cache. ``auto``: bfloat16 where the device computes in it."""
     max_concurrent_rollouts: int = Field(default=512, ge=1)
@@ -133,3 +175,5 @@ class GeneratorConfig(Section):
     with vLLM what vLLM takes by itself."""
     vllm: VllmConfig = VllmConfig()
     """Options of vLLM."""
+    sglang: SGLangConfig = SGLangConfig()
+    """Options of SGLang."""

@@ -16,7 +16,7 @@ import torch
 from headrace import __version__
 from headrace.errors import ModelError
 from headrace.models.catalogue import BUNDLED, FETCHABLE, cache_directory, resolve_model
-from headrace.runtime.engines import VLLM_REMEDY, vllm_version
+from headrace.runtime.engines import SGLANG_REMEDY, VLLM_REMEDY, missing_engine, vllm_version
 from headrace.runtime.precision import has_native_bfloat16
 
 _EXTRAS = {
@@ -105,6 +105,13 @@ def _engines() -> Iterator[Finding]:
         present=version is not None,
         detail=version or "not installed: rollouts sampled by vLLM",
         remedy="" if version else VLLM_REMEDY,
+    )
+    missing = missing_engine("sglang")
+    yield Finding(
+        name="engine sglang",
+        present=missing is None,
+        detail="its client is here; its servers run elsewhere" if missing is None else "no client",
+        remedy="" if missing is None else SGLANG_REMEDY,
     )
 
 

@@ -11,6 +11,7 @@ from headrace.config import EngineName
 VLLM_REMEDY = (
     "see docs/ENGINES.md: `make vllm` on a processor, `pip install vllm` on a machine with a GPU"
 )
+SGLANG_REMEDY = "install headrace[sglang]; the servers run elsewhere, see docs/ENGINES.md"
 
 
 def missing_engine(engine: EngineName) -> str | None:
@@ -22,6 +23,10 @@ def missing_engine(engine: EngineName) -> str | None:
             if importlib.util.find_spec("vllm") is not None:
                 return None
             return f"vLLM is not installed in this environment; {VLLM_REMEDY}"
+        case "sglang":
+            if importlib.util.find_spec("httpx2") is not None:
+                return None
+            return f"httpx2 is not installed in this environment; {SGLANG_REMEDY}"
         case _:
             assert_never(engine)
 

@@ -7,6 +7,7 @@ result holds what the run then uses: nothing is read twice.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -154,6 +155,12 @@ def _engine_problems(recipe: CheckedRecipe) -> Iterator[str]:
     missing = missing_engine(engine) if recipe.knows("generator", "engine") else None
     if missing:
         yield f'generator.engine = "{engine}": {missing}'
+    variable = recipe.config.generator.sglang.api_key_variable
+    if variable is not None and not os.environ.get(variable):
+        yield (
+            f'generator.sglang.api_key_variable = "{variable}": the environment does not hold it; '
+            "export the key under that name"
+        )
 
 
 def _sampling_problems(recipe: CheckedRecipe, model: PreparedModel) -> Iterator[str]:

@@ -163,9 +163,10 @@ def _binding(config: RunConfig) -> dict[str, Any]:
 def _bound(dumped: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a resumed run must keep."""
     kept = {key: value for key, value in dumped.items() if key not in _FREE_KEYS}
-    # How much memory there is is not what the run is.
+    # How much memory there is, and where servers are, is not what the run is.
     generator = dumped.get("generator", {})
-    kept["generator"] = {key: generator[key] for key in generator if key != "max_cache_gib"}
+    free = {"max_cache_gib", "sglang"}
+    kept["generator"] = {key: generator[key] for key in generator if key not in free}
     optimizer = dumped["learner"].get("optimizer", {})
     if optimizer.get("schedule") != "constant":
         # The schedule ends with the run: another length would be another learning rate.

@@ -179,7 +179,7 @@ class Calls:
     async def _overdue(self, member: Member) -> None:
         """Raise what a late answer means: a server that hangs, or a rollout that is too long."""
         msg = (
-            f"{member.url}/generate: no answer within generator.sglang.rollout_seconds = "
+            f"{member.url}/generate: no answer within generator.sglang.rollout_deadline_seconds = "
             f"{self._options.rollout_seconds:g}"
         )
         if not await member.is_well():

@@ -79,7 +79,6 @@ class Draft:
     def rollout(self) -> Rollout:
         """Return the record; unfinished, it can go on."""
         sampling = self.request.sampling
-        keeps = sampling.kept_support and sampling.truncates
         return Rollout(
             rollout_index=self.rollout_index,
             completion_ids=tuple(self.token_ids),
@@ -89,7 +88,7 @@ class Draft:
             finish_reason=self.finish_reason or "abort",
             text=self._decode(self.token_ids),
             raw_logprobs=tuple(self._raw) if sampling.raw_logprobs else None,
-            kept_support=tuple(self._support) if keeps else None,
+            kept_support=tuple(self._support) if sampling.records_support else None,
         )
 
     def _take_up(self, rollout: Rollout) -> None:
@@ -128,7 +127,7 @@ class Draft:
 
     def _kept(self, sampled: Sampled) -> list[bytes]:
         """Return what each token was drawn from, packed: a greedy one from itself alone."""
-        if not self.request.sampling.kept_support:
+        if not self.request.sampling.records_support:
             return [b""] * len(sampled.token_ids)
         support = sampled.support or [(token,) for token in sampled.token_ids]
         return [kept_support.encode(sorted(set(ids))) for ids in support]

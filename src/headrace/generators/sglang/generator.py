@@ -78,7 +78,7 @@ class SGLangGenerator:
             await self._closed(groups, tasks)
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """See `Generator`. Waits as long as ``generator.sglang.update_seconds`` for each server."""
+        """See `Generator`. Each server has ``generator.sglang.update_deadline_seconds`` to load."""
         if self._is_closed:
             msg = f"version {update.policy_version}: {CLOSED}"
             raise WeightSyncError(msg)
@@ -148,7 +148,6 @@ class SGLangGenerator:
                 assert member.facts is not None
                 found = unsupported_by(member.facts, sampling, length)
                 problems += [f"{member.url}: {problem}" for problem in found]
-            problems += _begun_problems(request)
             if problems:
                 msg = f"group {request.group_id}: {'; '.join(problems)}"
                 raise GeneratorFailure(msg)
@@ -195,18 +194,3 @@ async def _finished(group: OpenGroup) -> RolloutGroup:
         rollouts=tuple(rollout.draft.rollout() for rollout in group.rollouts),
         sampling=group.request.sampling,
     )
-
-
-def _begun_problems(request: GenerationRequest) -> list[str]:
-    """Say what begun rollouts lack of what this request records."""
-    wants_support = request.sampling.kept_support and request.sampling.truncates
-    lacking = {
-        "raw_logprobs": request.sampling.raw_logprobs,
-        "kept_support": wants_support,
-    }
-    return [
-        f"begun rollout {rollout.rollout_index} has no {name}, which its sampling asks for"
-        for rollout in request.begun
-        for name, wanted in lacking.items()
-        if wanted and rollout.completion_ids and getattr(rollout, name) is None
-    ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_server import EOS, VOCAB, ContractServer, Model, decode
+from sglang_server import EOS, VOCAB, ContractServer, Model, decode, until
 
 from headrace.generators.sglang import SGLangGenerator, SGLangOptions
 from headrace.models.decoder_config import DecoderConfig
@@ -71,8 +71,7 @@ class Site:
 
     async def seen(self, path: str, number: int = 1, server: int = 0) -> None:
         """Wait until a server has been sent ``number`` requests for ``path``."""
-        while len(self.servers[server].bodies(path)) < number:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(self.servers[server].bodies(path)) >= number)
 
     async def settled(self) -> None:
         """Give every task the time to come to where it waits."""
@@ -83,7 +82,9 @@ class Site:
 def update(version: int, seed: int) -> WeightUpdate:
     """Weights by ``seed``: what a server samples depends on them."""
     generator = torch.Generator().manual_seed(seed)
-    return weight_update(version, {"model.embed_tokens.weight": torch.rand(4, 4, generator=generator)})
+    return weight_update(
+        version, {"model.embed_tokens.weight": torch.rand(4, 4, generator=generator)}
+    )
 
 
 def request(

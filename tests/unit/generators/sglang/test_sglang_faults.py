@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,6 @@ from headrace.errors import GeneratorFailure, WeightSyncError
 
 if TYPE_CHECKING:
     from sglang_server import Fault, Json
-
     from tests.unit.generators.sglang.conftest import Lab, Site
 
 
@@ -183,7 +181,7 @@ def test_a_server_that_is_not_there_at_the_start_is_named(lab: Lab) -> None:
 def test_a_wrong_key_is_named_with_the_option_that_holds_it(lab: Lab) -> None:
     async def work() -> None:
         async with lab.site(model=Model(api_key="secret"), api_key="other") as site:
-            with pytest.raises(WeightSyncError, match="generator.sglang.api_key_variable"):
+            with pytest.raises(WeightSyncError, match=r"generator\.sglang\.api_key_variable"):
                 await site.load(1)
 
     lab.run(work)
@@ -288,7 +286,7 @@ def test_a_rollout_that_takes_too_long_fails_and_is_never_drawn_again(lab: Lab) 
             await site.load(1)
             for server in site.servers:
                 server.credit = 0
-            said = "no answer within generator.sglang.rollout_seconds = 0.2 from a server that works"
+            said = "rollout_deadline_seconds = 0.2 from a server that works"
             await refuses(site, lab, said)
             assert sum(len(server.bodies("/generate")) for server in site.servers) == 1
 
@@ -365,5 +363,3 @@ def test_an_overlapping_schedule_is_fine_where_no_running_request_is_kept(
             await site.one(lab.request())
 
     lab.run(work)
-
-

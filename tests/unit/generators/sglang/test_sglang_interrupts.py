@@ -7,14 +7,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sglang_server import EOS, Model, decode
+from sglang_server import EOS, Model, decode, until
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.types import Rollout, VersionSpan
 
 if TYPE_CHECKING:
-    from sglang_server import Json
-
+    from sglang_server import Answer, Json
     from tests.unit.generators.sglang.conftest import Lab, Site
 
 ENDLESS: dict[str, Any] = {"stop_token_ids": (), "banned_token_ids": (EOS,)}
@@ -25,8 +24,7 @@ async def begin(site: Site, lab: Lab, num_tokens: int, **options: Any) -> asynci
     """Open group ``a`` and let each of its rollouts sample ``num_tokens``."""
     site.server.credit = 0
     task = site.begin(lab.request("a", **{**ENDLESS, **options}))
-    while len(site.server.front) < options.get("size", 1):
-        await asyncio.sleep(0.001)
+    await until(lambda: len(site.server.front) == options.get("size", 1))
     await site.settled()
     await site.server.stepped(num_tokens)
     return task
@@ -277,7 +275,7 @@ def test_an_abort_that_overtakes_its_request_is_told_again(lab: Lab) -> None:
             admit = asyncio.Event()
             generate = site.server._generate
 
-            async def late(body: Json) -> Json:
+            async def late(body: Json) -> Answer:
                 await admit.wait()
                 return await generate(body)
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sglang_server import EOS, Model, logits_of, uniform
+from sglang_server import EOS, Model, logits_of, uniform, until
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.types import Rollout, VersionSpan, derive_seed
 
 if TYPE_CHECKING:
     from sglang_server import Json
-
     from tests.unit.generators.sglang.conftest import Lab, Site
 
 ENDLESS: dict[str, Any] = {"stop_token_ids": (), "banned_token_ids": (EOS,)}
@@ -28,8 +27,7 @@ async def begun(site: Site, lab: Lab, num_tokens: int, *names: str) -> asyncio.T
     for server in site.servers:
         server.credit = 0
     task = site.begin(*(lab.request(name, ids=PROMPT, seed=5, **ENDLESS) for name in names))
-    while sum(len(server.front) for server in site.servers) < len(names):
-        await asyncio.sleep(0.001)
+    await until(lambda: sum(len(server.front) for server in site.servers) == len(names))
     await site.settled()
     for server in site.servers:
         await server.stepped(num_tokens)
@@ -260,7 +258,7 @@ def test_weights_that_were_not_written_as_published_reach_no_server(lab: Lab) ->
     async def work() -> None:
         async with lab.site() as site:
             wrong = dataclasses.replace(lab.update(1, 1), checksum=12345)
-            with pytest.raises(WeightSyncError, match="checksum .* instead of 3039"):
+            with pytest.raises(WeightSyncError, match=r"checksum .* instead of 3039"):
                 await site.generator.update_weights(wrong)
             assert site.server.bodies("/update_weights_from_disk") == []
 
@@ -273,7 +271,9 @@ def test_a_directory_that_cannot_be_used_is_named(lab: Lab) -> None:
 
     async def work() -> None:
         async with lab.site(weights_directory=blocked / "below") as site:
-            with pytest.raises(WeightSyncError, match="generator.sglang.weights_directory = .*below"):
+            with pytest.raises(
+                WeightSyncError, match=r"generator\.sglang\.weights_directory = .*below"
+            ):
                 await site.load(1)
 
     lab.run(work)
@@ -387,7 +387,7 @@ def test_an_update_that_no_server_survives_names_them(lab: Lab) -> None:
 def test_a_server_that_somebody_left_paused_is_set_going(lab: Lab) -> None:
     async def work() -> None:
         async with lab.site() as site:
-            site.server._pause("in_place")
+            site.server.pause("in_place")
             await site.load(1)
             assert (await site.one(lab.request())).completion_ids
 
