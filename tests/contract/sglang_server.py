@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,23 +68,25 @@ def digest(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
 
 
-def weights_of(directory: Path, load_format: str | None) -> int:
-    """What the model is, as far as its tokens tell: a digest of the tensors in ``directory``."""
-    if load_format not in {"auto", "safetensors"}:
-        msg = f"load_format {load_format} would load something else"
-        raise Refused(msg)
-    json.loads((directory / "config.json").read_text())
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        msg = f"no safetensors in {directory}"
-        raise Refused(msg)
-    tensors = {name: t for path in files for name, t in load_file(path).items()}
-    return digest(*((name, tensors[name].tobytes()) for name in sorted(tensors)))
-
-
 def logits_of(weights: int, context: Sequence[tuple[int, int]]) -> np.ndarray:
     """[VOCAB] after ``context``: each token with the weights that its key and value are of."""
     return np.random.default_rng(digest(weights, tuple(context))).normal(size=VOCAB) * 1.5
+
+
+class Digests:
+    """A model whose logits are noise that depends on its weights and on all its context."""
+
+    eos = EOS
+
+    def load(self, directory: Path) -> int:
+        """Return a digest of the tensors in ``directory``."""
+        files = sorted(directory.glob("*.safetensors"))
+        tensors = {name: t for path in files for name, t in load_file(path).items()}
+        return digest(*((name, tensors[name].tobytes()) for name in sorted(tensors)))
+
+    def logits(self, weights: int, context: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Return [vocabulary]."""
+        return logits_of(weights, context)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -130,6 +133,8 @@ class Model:
     api_key: str | None = None
     force_stream_interval: int = 4
     """Tokens after which the scheduler hands a silent request's tokens to the front; 50 there."""
+    digests: Any = field(default_factory=Digests)
+    """What computes: `Digests`, or one with its members."""
 
 
 Fault = Callable[[asyncio.StreamWriter, Json], "Json | bytes | None"]
@@ -405,7 +410,7 @@ class ContractServer:
     async def _update(self, body: Json) -> Answer:
         await until(lambda: self.is_paused or not self.front)  # the writer's lock
         try:
-            self.weights = weights_of(Path(body["model_path"]), body.get("load_format"))
+            self.weights = self._loaded(Path(body["model_path"]), body.get("load_format"))
         except (OSError, Refused) as error:
             return 400, {"success": False, "message": str(error), "num_paused_requests": 0}
         version = body.get("weight_version")
@@ -420,6 +425,17 @@ class ContractServer:
         if version is not None:
             self.front_version = version
         return 200, {"success": True, "message": "", "num_paused_requests": 0}
+
+    def _loaded(self, directory: Path, load_format: str | None) -> int:
+        if load_format not in {"auto", "safetensors"}:
+            msg = f"load_format {load_format} would load something else"
+            raise Refused(msg)
+        json.loads((directory / "config.json").read_text())
+        if not any(directory.glob("*.safetensors")):
+            msg = f"no safetensors in {directory}"
+            raise Refused(msg)
+        weights: int = self.model.digests.load(directory)
+        return weights
 
     # --- the scheduler ------------------------------------------------------------------------
 
@@ -441,7 +457,7 @@ class ContractServer:
         """One token. Context that is not in the request's cache is computed now, or found."""
         self._prefill(request)
         context = list(zip(request.prompt + request.output, request.cached_weights, strict=True))
-        self._sample(request, logits_of(self.weights, context), len(context))
+        self._sample(request, self.model.digests.logits(self.weights, context), len(context))
         if reason := self._finish_reason(request):
             self.running.remove(request)
             self._reply(request, reason, None)
@@ -462,7 +478,7 @@ class ContractServer:
         for token, bias in sampling.get("logit_bias", {}).items():
             logits[int(token)] += bias
         if len(request.output) < sampling["min_new_tokens"]:
-            logits[[EOS, *sampling.get("stop_token_ids", [])]] = -np.inf
+            logits[[self.model.digests.eos, *sampling.get("stop_token_ids", [])]] = -np.inf
         greedy = sampling["temperature"] == 0
         scaled = logits if greedy else logits / sampling["temperature"]
         logprobs = scaled - np.logaddexp.reduce(scaled)
@@ -479,7 +495,7 @@ class ContractServer:
         request.mask_logprobs.append(float(among[chosen]))
 
     def _top_k(self, sampling: Json) -> int:
-        return VOCAB if sampling["top_k"] == -1 else int(sampling["top_k"])
+        return sys.maxsize if sampling["top_k"] == -1 else int(sampling["top_k"])
 
     def _finish_reason(self, request: Running) -> Json | None:
         sampling, output = request.sampling, request.output
@@ -488,7 +504,7 @@ class ContractServer:
         for stop in sampling.get("stop", []):
             if stop in decode(output):
                 return {"type": "stop", "matched": stop}
-        if output[-1] in {EOS, *sampling.get("stop_token_ids", [])}:
+        if output[-1] in {self.model.digests.eos, *sampling.get("stop_token_ids", [])}:
             return {"type": "stop", "matched": output[-1]}
         room = self.model.max_req_input_len + 4 - len(request.prompt)
         if len(output) >= min(sampling["max_new_tokens"], room):

@@ -60,3 +60,84 @@ def test_records_that_vllm_cannot_give_are_refused(name: str) -> None:
 def test_the_torch_engine_takes_all_of_them() -> None:
     sampling = {"min_p": 0.1, "top_p": 0.9, "temperature": 0.001}
     parse_config(RECIPE | {"objective": {"proximal": "recompute"}, "sampling": sampling})
+
+
+SERVERS = {"urls": ["http://one:30000", "http://two:30000"]}
+
+
+def sglang(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a recipe can hold
+    return {"engine": "sglang", "sglang": SERVERS | options}
+
+
+def test_sglang_needs_to_be_told_where_its_servers_are() -> None:
+    line = refusal(generator={"engine": "sglang"})
+    assert 'give the servers as generator.sglang.urls = ["http://HOST:PORT", ...]' in line
+    parse_config(RECIPE | {"generator": sglang()})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "one:30000",
+        "ftp://one:1",
+        "http://",
+        "http://one:1/v1",
+        "http://one?a=b",
+        "http://a:b@one:1",
+    ],
+)
+def test_an_address_that_is_no_server_is_refused(url: str) -> None:
+    line = refusal(generator={"engine": "sglang", "sglang": {"urls": [url]}})
+    assert "generator.sglang.urls" in line
+    assert "give http://HOST:PORT or https://HOST:PORT and nothing after it" in line
+
+
+def test_one_server_is_not_given_twice() -> None:
+    twice = {"urls": ["http://one:1", "http://one:1/"]}
+    line = refusal(generator={"engine": "sglang", "sglang": twice})
+    assert "http://one:1 more than once" in line
+
+
+def test_options_of_sglang_are_refused_where_another_engine_samples() -> None:
+    line = refusal(generator={"sglang": SERVERS})
+    assert line.startswith('generator.sglang with generator.engine = "torch": nothing reads')
+
+
+@pytest.mark.parametrize("setting", [{"max_cache_gib": 2.0}, {"max_prefill_tokens": 64}])
+def test_what_sglangs_servers_decide_themselves_is_refused(setting: dict[str, Any]) -> None:
+    (key,) = setting
+    line = refusal(generator=sglang() | setting)
+    assert line.startswith(f'generator.{key} with generator.engine = "sglang"')
+
+
+def test_the_directory_of_weights_has_one_name_for_all() -> None:
+    line = refusal(generator=sglang(weights_directory="weights"))
+    assert "generator.sglang.weights_directory = weights" in line
+    assert "give an absolute path" in line
+
+
+@pytest.mark.parametrize(
+    ("sampling", "start"),
+    [
+        ({"top_p": 0.9}, "top_p = 0.9: SGLang reports log-probs"),
+        ({"min_p": 0.1}, "min_p = 0.1 without top_k: SGLang"),
+        ({"temperature": 1e-7}, "temperature = 1e-07: SGLang takes it for 0"),
+    ],
+)
+@pytest.mark.parametrize("section", ["sampling", "eval"])
+def test_what_sglang_would_sample_or_report_as_something_else_is_refused(
+    section: str, sampling: dict[str, Any], start: str
+) -> None:
+    settings = {"sampling": sampling} if section == "sampling" else {"eval": {"sampling": sampling}}
+    settings |= {"objective": {"proximal": "recompute"}}
+    line = refusal(generator=sglang(), **settings)
+    assert line.startswith("sampling." if section == "sampling" else "eval.sampling.")
+    assert start in line
+
+
+def test_sglang_takes_top_k_and_min_p_with_it_and_any_filter_when_greedy() -> None:
+    settings = {"objective": {"proximal": "recompute"}, "generator": sglang()}
+    for sampling in ({"top_k": 40}, {"top_k": 40, "min_p": 0.1}):
+        parse_config(RECIPE | settings | {"sampling": sampling})
+    greedy = {"temperature": 0.0, "top_p": 0.5}
+    parse_config(RECIPE | settings | {"eval": {"sampling": greedy}})

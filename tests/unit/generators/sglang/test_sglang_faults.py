@@ -295,7 +295,7 @@ def test_a_rollout_that_takes_too_long_fails_and_is_never_drawn_again(lab: Lab) 
 
 def test_a_server_that_hangs_is_left_for_another_one(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(2, rollout_seconds=0.2, control_seconds=0.3) as site:
+        async with lab.site(2, rollout_seconds=1.5, control_seconds=1.0) as site:
             await site.load(1)
             site.servers[0].credit = 0
             site.servers[0].faults["/health_generate"] = [silent]
