@@ -66,7 +66,8 @@ def _mask_refusals(sampling: SamplingParams) -> Iterator[KeyRefusal]:
             "token on; leave one of them out"
         )
         yield ("min_tokens", "stop_strings"), text
-    if sampling.raw_logprobs and (sampling.temperature not in {0.0, 1.0} or sampling.masks):
+    masks = sampling.masks or sampling.min_tokens > 0
+    if sampling.raw_logprobs and (sampling.temperature not in {0.0, 1.0} or masks):
         text = (
             "= true: SGLang reports them only at temperature 0 or 1 and without min_tokens and "
             "banned_token_ids; leave it out"
