@@ -156,12 +156,12 @@ def _linear_seconds(plan: GeneratePlan, model: Path) -> float:
     """
     import torch
 
-    from headrace.generators.torch_engine.products import PackedProducts
+    from headrace.generators.torch_engine.products import FusedProducts
     from headrace.models.checkpoint import load_decoder
 
     dtype = getattr(torch, plan.dtype)
     decoder = load_decoder(model, dtype)
-    products = PackedProducts(decoder, dtype, torch.device("cpu"))
+    products = FusedProducts(decoder, dtype, torch.device("cpu"))
     with torch.no_grad():
         products.load({name: weight.detach() for name, weight in decoder.named_parameters()})
 

@@ -25,6 +25,7 @@ def engine_refusals(
 ) -> Iterator[Refusal]:
     """Yield what ``generator.engine`` cannot do; ``sampling`` is by the name of its section."""
     yield from _unread_sections(generator)
+    yield from _eight_bits(generator)
     match generator.engine:
         case "torch":
             pass
@@ -52,6 +53,16 @@ def _unread_sections(generator: GeneratorConfig) -> Iterator[Refusal]:
             'section; remove it or set generator.engine = "sglang"'
         )
         yield ("generator.sglang", "generator.engine"), text
+
+
+def _eight_bits(generator: GeneratorConfig) -> Iterator[Refusal]:
+    if generator.engine != "torch" and generator.dtype == "int8":
+        text = (
+            f'generator.dtype = "int8" with generator.engine = "{generator.engine}": only headrace\'s '
+            'own engine quantises weights at each update; use "bfloat16", or generator.engine = '
+            '"torch"'
+        )
+        yield ("generator.dtype", "generator.engine"), text
 
 
 def _vllm_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:

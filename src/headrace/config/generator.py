@@ -161,8 +161,9 @@ class GeneratorConfig(Section):
     engine: EngineName = "torch"
     """``torch``: headrace's own, in this process; ``vllm``: vLLM's, in processes of its own;
     ``sglang``: SGLang servers that are launched beforehand, over HTTP."""
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    """Of the generator's weights and cache. ``auto``: bfloat16 where the device computes in it."""
+    dtype: Literal["float32", "bfloat16", "float16", "int8", "auto"] = "float32"
+    """Of the generator's weights and cache. ``auto``: bfloat16 where the device computes in it.
+    ``int8``: matrices in eight bits, quantised at each update, and everything else as ``auto``."""
     max_concurrent_rollouts: int = Field(default=512, ge=1)
     """Rollouts decoded together at most; the others wait for a free slot."""
     max_prefill_tokens: int = Field(default=8192, ge=1)

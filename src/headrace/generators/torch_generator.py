@@ -59,10 +59,12 @@ class TorchGenerator:
         max_prefill_tokens: int = 8192,
         on_update: OnUpdate = "wait",
         max_cache_bytes: int | None = None,
+        is_quantized: bool = False,
     ) -> None:
         """``compute`` may serve others between engine steps and is closed by whoever made it.
 
         ``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free.
+        ``is_quantized``: matrices are held in eight bits, everything else in ``dtype``.
         """
         self._config = config
         self._decode = decode
@@ -73,7 +75,7 @@ class TorchGenerator:
         num_blocks = budget // block_bytes(config, BLOCK_SIZE, dtype)
         self._max_cached_tokens = num_blocks * BLOCK_SIZE
         blocks = BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        runner = ModelRunner(config, BLOCK_SIZE, dtype, device)
+        runner = ModelRunner(config, BLOCK_SIZE, dtype, device, is_quantized=is_quantized)
         scheduler = Scheduler(
             blocks, max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
         )

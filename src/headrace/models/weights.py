@@ -39,6 +39,16 @@ def weight_update(policy_version: int, tensors: Mapping[str, Tensor]) -> WeightU
     )
 
 
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Return whether both hold the same bits: as `torch.equal`, but a NaN is itself.
+
+    Of one dtype and, where they live on different devices, after moving ``second``.
+    """
+    whole = _INTEGERS[first.element_size()]
+    second = second.detach().to(first.device)
+    return torch.equal(first.detach().contiguous().view(whole), second.contiguous().view(whole))
+
+
 def _content(tensor: Tensor) -> int:
     """Sum the words of each row, and the rows by odd factors that tell them apart."""
     if tensor.numel() == 0:

@@ -258,6 +258,7 @@ def _torch_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGene
         decode=model.tokenizer.decode,
         compute=compute,
         dtype=resolve_dtype(config.dtype),
+        is_quantized=config.dtype == "int8",
         max_concurrent_rollouts=config.max_concurrent_rollouts,
         max_prefill_tokens=config.max_prefill_tokens,
         on_update=config.on_update,

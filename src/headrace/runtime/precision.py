@@ -17,11 +17,12 @@ def resolve_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a config value.
 
     ``auto`` is bfloat16 where the hardware multiplies in it. A processor without such instructions
-    emulates them, slower than fp32.
+    emulates them, slower than fp32. ``int8`` is of matrices alone; this is that of all the rest,
+    as with ``auto``.
     """
-    if name != "auto":
-        return _DTYPES[name]
-    return torch.bfloat16 if has_native_bfloat16() else torch.float32
+    if name in {"auto", "int8"}:
+        return torch.bfloat16 if has_native_bfloat16() else torch.float32
+    return _DTYPES[name]
 
 
 def has_native_bfloat16() -> bool:

@@ -145,3 +145,11 @@ def test_sglang_takes_top_k_and_min_p_with_it_and_any_filter_when_greedy() -> No
         parse_config(RECIPE | settings | {"sampling": sampling})
     greedy = {"temperature": 0.0, "top_p": 0.5}
     parse_config(RECIPE | settings | {"eval": {"sampling": greedy}})
+
+
+@pytest.mark.parametrize("engine", [{"engine": "vllm"}, sglang()])
+def test_weights_of_eight_bits_are_refused_where_another_engine_samples(
+    engine: dict[str, object],
+) -> None:
+    line = refusal(generator={**engine, "dtype": "int8"})
+    assert line.startswith(f'generator.dtype = "int8" with generator.engine = "{engine["engine"]}"')

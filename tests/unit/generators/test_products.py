@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.generators.torch_engine import products as module
-from headrace.generators.torch_engine.products import PackedProducts, can_pack, rounded_rows
+from headrace.generators.torch_engine.products import FusedProducts, can_pack, rounded_rows
 
 if TYPE_CHECKING:
     from tests.unit.generators.conftest import Lab
@@ -37,7 +37,7 @@ def test_products_are_those_of_the_decoders_own_modules(
     lab: Lab, shape: dict[str, Any], num_rows: int
 ) -> None:
     decoder = lab.decoder(**shape)
-    own = PackedProducts(decoder, torch.float32, CPU)
+    own = FusedProducts(decoder, torch.float32, CPU)
     own.load(lab.update(decoder).tensors)
     for linears in decoder.linears():
         hidden = torch.randn(num_rows, linears[0].in_features)
@@ -47,28 +47,89 @@ def test_products_are_those_of_the_decoders_own_modules(
     torch.testing.assert_close(own.logits(hidden), decoder.logits(hidden))
 
 
-@pytest.mark.usefixtures("packs")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_weight_can_be_read_back_exactly(lab: Lab, shape: dict[str, Any]) -> None:
+def loaded(
+    lab: Lab, *, is_quantized: bool, **shape: object
+) -> tuple[FusedProducts, dict[str, torch.Tensor]]:
     decoder = lab.decoder(**shape)
-    own = PackedProducts(decoder, torch.float32, CPU)
-    tensors = lab.update(decoder).tensors
+    own = FusedProducts(decoder, torch.float32, CPU, is_quantized=is_quantized)
+    tensors = dict(lab.update(decoder).tensors)
     own.load(tensors)
-    found = dict(own.read())
-    assert own.names <= found.keys()
-    for name, content in found.items():
-        assert torch.equal(content, tensors[name]), name
+    return own, tensors
 
 
 @pytest.mark.usefixtures("packs")
-def test_what_was_loaded_does_not_change_with_the_learners_tensors(lab: Lab) -> None:
-    decoder = lab.decoder()
-    own = PackedProducts(decoder, torch.float32, CPU)
+@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_weight_that_is_held_otherwise_than_it_was_published_is_named(
+    lab: Lab, shape: dict[str, Any], *, is_quantized: bool
+) -> None:
+    own, tensors = loaded(lab, is_quantized=is_quantized, **shape)
+    assert not list(own.differing(tensors, turn=0, turns=1))
+    for name in own.names:
+        changed = tensors[name].clone()
+        changed.view(-1)[3] += 0.05
+        (wrong,) = own.differing({**tensors, name: changed}, turn=0, turns=1)
+        assert name in wrong.split(" or ")
+
+
+@pytest.mark.usefixtures("packs")
+def test_every_product_is_read_back_once_in_so_many_turns(lab: Lab) -> None:
+    own, tensors = loaded(lab, is_quantized=False)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    found = [list(own.differing(zeros, turn=turn, turns=3)) for turn in range(7, 10)]
+    assert all(found)
+    together = [name for names in found for joined in names for name in joined.split(" or ")]
+    assert sorted(together) == sorted(own.names | {"lm_head.weight"})
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_what_was_loaded_does_not_change_with_the_learners_tensors(
+    lab: Lab, *, is_quantized: bool
+) -> None:
+    own, tensors = loaded(lab, is_quantized=is_quantized, mlp_bias=True)
+    published = {name: tensor.clone() for name, tensor in tensors.items()}
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert not list(own.differing(published, turn=0, turns=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_rows", [1, 7, 40])
+def test_eight_bit_products_are_those_of_rounded_rows_and_rounded_weights(
+    lab: Lab, shape: dict[str, Any], num_rows: int, dtype: torch.dtype
+) -> None:
+    def literal(hidden: torch.Tensor, linear: torch.nn.Linear) -> torch.Tensor:
+        rows = [[round(x * 127 / max(map(abs, row))) for x in row] for row in hidden.tolist()]
+        weights = linear.weight.tolist()
+        columns = [[round(w * 127 / max(map(abs, row))) for w in row] for row in weights]
+        sums = torch.tensor(
+            [[sum(x * w for x, w in zip(a, b, strict=True)) for b in columns] for a in rows]
+        )
+        steps = hidden.abs().amax(1, keepdim=True).double() / 127
+        product = sums * steps * (linear.weight.abs().amax(1).double() / 127)
+        return product if linear.bias is None else product + linear.bias
+
+    decoder = lab.decoder(**shape)
+    own = FusedProducts(decoder, dtype, CPU, is_quantized=True)
     own.load(lab.update(decoder).tensors)
-    before = {name: content.clone() for name, content in own.read()}
-    for parameter in decoder.parameters():
-        parameter.zero_()
-    assert all(torch.equal(content, before[name]) for name, content in own.read())
+    for linears in list(decoder.linears())[:4]:
+        hidden = torch.randn(num_rows, linears[0].in_features).to(dtype)
+        for found, linear in zip(own(hidden, linears), linears, strict=True):
+            assert found.dtype == dtype
+            expected = literal(hidden, linear).to(dtype)
+            # A value that lies between two steps may be rounded either way in fp32.
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_row_of_zeros_stays_one_in_eight_bits(lab: Lab) -> None:
+    own, _ = loaded(lab, is_quantized=True)
+    hidden = torch.zeros(2, 16)
+    hidden[1] = 1.0
+    logits = own.logits(hidden)
+    assert not logits[0].any()
+    assert logits[1].isfinite().all()
 
 
 def test_few_numbers_of_rows_are_multiplied_however_many_rollouts_run() -> None:

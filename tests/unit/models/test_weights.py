@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.models.weights import checksum
+from headrace.models.weights import checksum, same_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]
 
@@ -83,3 +83,12 @@ def test_two_exchanged_tensors_are_seen() -> None:
     first, second = torch.ones(3, 3), torch.full((3, 3), 2.0)
     exchanged = {"a": second, "b": first}
     assert checksum({"a": first, "b": second}.items()) != checksum(exchanged.items())
+
+
+def test_bits_are_compared_and_not_numbers() -> None:
+    one = torch.tensor([0.0, torch.nan, 1.0])
+    assert same_bits(one, one.clone())
+    assert not same_bits(one, torch.tensor([-0.0, torch.nan, 1.0]))
+    assert not same_bits(one, torch.tensor([0.0, torch.nan, 1.0 + 2**-23]))
+    columns = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
+    assert same_bits(columns.t(), columns.t().contiguous())

@@ -21,6 +21,7 @@ from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.learners import TorchLearner
 from headrace.runtime.local import LocalRun
+from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
 from headrace.types import (
     Outcome,
@@ -255,6 +256,19 @@ def test_weights_are_exported_in_the_generators_dtype_and_held_in_it(
     assert controller._parts.generator._engine._engine._runner._cache.dtype == getattr(torch, name)
     masters = learner_of(controller)._decoder.parameters()
     assert {parameter.dtype for parameter in masters} == {torch.float32}
+
+
+@pytest.mark.parametrize(("name", "held"), [("int8", torch.int8), ("float16", torch.float16)])
+def test_matrices_are_held_in_eight_bits_where_the_recipe_says_so(
+    start: Start, name: str, held: torch.dtype
+) -> None:
+    runner = start(
+        f"generator.dtype={name}", NO_EVALUATION
+    )._parts.generator._engine._engine._runner
+
+    assert runner._products._head.form._weight.dtype == held
+    if name == "int8":
+        assert runner._cache.dtype == resolve_dtype("auto")
 
 
 def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Prepare) -> None:

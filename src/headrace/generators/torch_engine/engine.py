@@ -76,10 +76,15 @@ class Engine:
         """Replace every weight and prove that all of them arrived.
 
         Unfinished rollouts follow ``on_update``: with ``wait`` there must be none. Raises
-        WeightSyncError. Where names, shapes or dtypes do not fit the old weights stay; where the
-        checksum does not, the engine refuses to sample until a load succeeds.
+        WeightSyncError. Where names, shapes, dtypes or the checksum do not fit the old weights
+        stay; where one is held otherwise than it came, the engine samples no more until a load
+        succeeds.
         """
         self._runner.check(update.tensors)
+        received = checksum(update.tensors.items())
+        if received != update.checksum:
+            msg = f"checksum {received:x} of what arrived, {update.checksum:x} was published"
+            raise WeightSyncError(msg)
         match on_update:
             case "wait":
                 assert not self.has_work, "rollouts in flight would mix two versions"
@@ -98,10 +103,7 @@ class Engine:
         self._policy_version = None
         self._refusal = f"the weights of version {update.policy_version} did not arrive whole"
         self._runner.load(update.tensors)
-        held = checksum(self._runner.weights())
-        if held != update.checksum:
-            msg = f"checksum {held:x} of the loaded weights, {update.checksum:x} was published"
-            raise WeightSyncError(msg)
+        self._runner.verify(update.tensors)
         self._policy_version = update.policy_version
 
     def _take_out(self) -> list[Ticket]:

@@ -2,9 +2,9 @@
 
 Matrices that read the same input lie side by side, so that one product serves them all. On a
 processor they are packed once at each update, in the blocked layout of oneDNN, instead of inside
-every product: at 1 to 64 rows that is 1.2 to 1.8 times as fast. Everything else of the decoder
-(embedding, norms) stays in its own modules. Owns the fact that a weight is held in one form only,
-but for a tied embedding, which is read row by row as well.
+every product: at 1 to 64 rows that is 1.2 to 1.8 times as fast. Or they are held in eight bits.
+Everything else of the decoder (embedding, norms) stays in its own modules. Owns the fact that a
+weight is held in one form only, but for a tied embedding, which is read row by row as well.
 """
 
 from __future__ import annotations
@@ -12,18 +12,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from headrace.models.decoder import Decoder
+from headrace.models.weights import same_bits
 
 PACKED_ROWS = 64
 """Rows that the packed layout is chosen for; it serves other numbers about as well."""
 
 FULL_ROWS = 16
 """Packed products of more rows are made of a multiple of this, of fewer of a power of two."""
+
+LARGEST_INT8 = 127
+"""-128 is not used, so that a weight and its negative are rounded alike."""
+
+
+class Form(Protocol):
+    """One matrix [outputs, inputs], however it is held."""
+
+    def load(self, weight: Tensor) -> None:
+        """Take the content of ``weight``, which is copied."""
+        ...
+
+    def holds(self, weight: Tensor) -> bool:
+        """Return whether this is ``weight``, read back from what products are made with."""
+        ...
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [N, outputs] for ``hidden`` [N, inputs], in its dtype."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,24 +55,40 @@ class _Unit:
     bias_names: tuple[str, ...]
     sizes: list[int]
     """Output features of each."""
-    weight: Tensor | None = None
-    """[sum of sizes, inputs], packed or plain."""
+    form: Form
+    """Of all of them side by side."""
     bias: Tensor | None = None
 
 
-class PackedProducts:
+class FusedProducts:
     """A `Products` over one decoder; holds nothing until the first `load`."""
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
-        self._packs = device.type == "cpu" and can_pack(dtype)
+    def __init__(
+        self,
+        decoder: Decoder,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_quantized: bool = False,
+    ) -> None:
+        """``is_quantized``: hold matrices in eight bits, and everything else in ``dtype``."""
         self._device = device
         names = {module: name for name, module in decoder.named_modules()}
+
+        def form() -> Form:
+            if is_quantized:
+                return _Quantized(device)
+            return _Packed() if device.type == "cpu" and can_pack(dtype) else _Plain(device)
+
         self._units = {
-            linears[0]: _unit([(names[linear], linear) for linear in linears])
+            linears[0]: _unit([(names[linear], linear) for linear in linears], form())
             for linears in decoder.linears()
         }
         self._head = _Unit(
-            weight_names=(decoder.output_name,), bias_names=(), sizes=[decoder.config.vocab_size]
+            weight_names=(decoder.output_name,),
+            bias_names=(),
+            sizes=[decoder.config.vocab_size],
+            form=form(),
         )
 
     @property
@@ -63,47 +100,145 @@ class PackedProducts:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over every matrix in ``tensors``, which are copied."""
         for unit in (*self._units.values(), self._head):
-            unit.weight = None  # before the new one is made: one matrix at a time is held twice
-            unit.weight = self._form([tensors[name] for name in unit.weight_names])
+            unit.form.load(_side_by_side(unit.weight_names, tensors))
             if unit.bias_names:
-                unit.bias = torch.cat([tensors[name] for name in unit.bias_names]).to(self._device)
+                unit.bias = _side_by_side(unit.bias_names, tensors).to(self._device, copy=True)
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and plain content of every weight held here."""
-        for unit in (*self._units.values(), self._head):
-            assert unit.weight is not None, "read before the first load"
-            plain = unit.weight.to_dense() if self._packs else unit.weight
-            yield from zip(unit.weight_names, torch.split(plain, unit.sizes), strict=True)
+    def differing(self, tensors: Mapping[str, Tensor], *, turn: int, turns: int) -> Iterator[str]:
+        """Yield names of matrices that are not held as ``tensors`` has them.
+
+        Reading back costs more than loading, so one unit in ``turns`` is looked at, the next ones
+        with the next ``turn``.
+        """
+        for number, unit in enumerate((*self._units.values(), self._head)):
+            if number % turns != turn % turns:
+                continue
+            if not unit.form.holds(_side_by_side(unit.weight_names, tensors)):
+                yield " or ".join(unit.weight_names)
             if unit.bias is not None:
-                yield from zip(unit.bias_names, torch.split(unit.bias, unit.sizes), strict=True)
+                bias = _side_by_side(unit.bias_names, tensors)
+                if not same_bits(unit.bias, bias):
+                    yield " or ".join(unit.bias_names)
 
     def __call__(self, hidden: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """See `Products`."""
         unit = self._units[linears[0]]
-        return torch.split(self._multiply(hidden, unit), unit.sizes, dim=-1)
+        return torch.split(unit.form.multiply(hidden, unit.bias), unit.sizes, dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [N, vocab] for ``hidden`` [N, hidden]."""
-        return self._multiply(hidden, self._head)
-
-    def _form(self, parts: Sequence[Tensor]) -> Tensor:
-        weight = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        return _pack(weight) if self._packs else weight.to(self._device, copy=True)
-
-    def _multiply(self, hidden: Tensor, unit: _Unit) -> Tensor:
-        assert unit.weight is not None, "used before the first load"
-        if self._packs:
-            return _packed_product(hidden, unit.weight, unit.bias)
-        return functional.linear(hidden, unit.weight, unit.bias)
+        return self._head.form.multiply(hidden, None)
 
 
-def _unit(linears: Sequence[tuple[str, nn.Linear]]) -> _Unit:
+def _unit(linears: Sequence[tuple[str, nn.Linear]], form: Form) -> _Unit:
     has_bias = linears[0][1].bias is not None
     return _Unit(
         weight_names=tuple(f"{name}.weight" for name, _ in linears),
         bias_names=tuple(f"{name}.bias" for name, _ in linears) if has_bias else (),
         sizes=[linear.out_features for _, linear in linears],
+        form=form,
     )
+
+
+def _side_by_side(names: Sequence[str], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the tensors of ``names`` as one; a single one as it is."""
+    return tensors[names[0]] if len(names) == 1 else torch.cat([tensors[name] for name in names])
+
+
+class _Plain:
+    """The matrix as it is published."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._weight = torch.empty(0, device=device)
+
+    def load(self, weight: Tensor) -> None:
+        """See `Form`."""
+        self._weight = weight.to(self._weight.device, copy=True)
+
+    def holds(self, weight: Tensor) -> bool:
+        """See `Form`."""
+        return same_bits(self._weight, weight)
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        return functional.linear(hidden, self._weight, bias)
+
+
+class _Packed:
+    """The matrix in oneDNN's blocked layout."""
+
+    def __init__(self) -> None:
+        self._weight: Tensor | None = None
+
+    def load(self, weight: Tensor) -> None:
+        """See `Form`."""
+        self._weight = None  # before the new one is made: one matrix at a time is held twice
+        self._weight = _pack(weight)
+
+    def holds(self, weight: Tensor) -> bool:
+        """See `Form`."""
+        return self._weight is not None and same_bits(self._weight.to_dense(), weight)
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        assert self._weight is not None, "used before the first load"
+        return _packed_product(hidden, self._weight, bias)
+
+
+class _Quantized:
+    """The matrix in eight bits, one scale for each output; inputs get one for each row.
+
+    W8A8 as in Dettmers et al. 2022 (arXiv 2208.07339), section 2.1, without its outliers: symmetric
+    absolute-maximum scales, products summed exactly in 32 bits. What rounding changes is not made
+    up for here: log-probs are recorded of the distribution really sampled from, and the learner's
+    importance correction weighs them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._weight = torch.empty(0, dtype=torch.int8, device=device)
+        """[inputs, outputs], of which the transpose is contiguous."""
+        self._scale = torch.empty(0, device=device)
+        """[outputs] in fp32: the weight that a step of 1 stands for."""
+
+    def load(self, weight: Tensor) -> None:
+        """See `Form`."""
+        quantized, scale = _quantized(weight.to(self._scale.device))
+        self._weight, self._scale = quantized.t(), scale.squeeze(1)
+
+    def holds(self, weight: Tensor) -> bool:
+        """See `Form`: no weight is further away than rounding takes it."""
+        if self._weight.shape != weight.t().shape:
+            return False
+        held = self._weight.t().float() * self._scale.unsqueeze(1)
+        # Half a step, and as much again as fp32 and the published dtype may lose of 127 of them.
+        bound = self._scale.unsqueeze(1) * 0.51
+        return bool(((held - weight.to(held.device).float()).abs() <= bound).all())
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        num_rows = len(hidden)
+        rounded = max(rounded_rows(num_rows), LEAST_INT8_ROWS if hidden.is_cuda else 1)
+        quantized, scale = _quantized(functional.pad(hidden, (0, 0, 0, rounded - num_rows)))
+        # torch's one public way to an int8 product is still spelled with an underscore.
+        sums = torch._int_mm(quantized, self._weight)[:num_rows]  # noqa: SLF001
+        product = torch.mul(sums, self._scale).mul_(scale[:num_rows])
+        if bias is not None:
+            product += bias
+        return product.to(hidden.dtype)
+
+
+LEAST_INT8_ROWS = 32
+"""cuBLAS refuses int8 products of 16 rows or fewer."""
+
+
+def _quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``rows`` [n, k] in int8, and the fp32 scale [n, 1] that multiplies each row back.
+
+    A row of zeros stays one.
+    """
+    scale = rows.abs().amax(1, keepdim=True).float().mul_(1.0 / LARGEST_INT8)
+    scale.clamp_(min=torch.finfo(torch.float32).tiny)
+    return torch.mul(rows, scale.reciprocal()).round_().to(torch.int8), scale
 
 
 def _pack(weight: Tensor) -> Tensor:

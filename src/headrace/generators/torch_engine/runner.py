@@ -19,12 +19,15 @@ from headrace.generators.torch_engine.paged_attention import (
     DecodeAttention,
     PrefillAttention,
 )
-from headrace.generators.torch_engine.products import PackedProducts
+from headrace.generators.torch_engine.products import FusedProducts
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Part
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.weights import same_bits
 
+TURNS = 16
+"""Weight updates over which every product is read back once; reading costs more than loading."""
 MAX_NAMED = 3
 """Weights that an error names; a half-sent model would fill the screen."""
 
@@ -33,20 +36,29 @@ class ModelRunner:
     """A decoder with its cache."""
 
     def __init__(
-        self, config: DecoderConfig, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_quantized: bool = False,
     ) -> None:
+        """``is_quantized``: multiply by matrices in eight bits, with all the rest in ``dtype``."""
         self._device = device
         with torch.device("meta"):
             decoder = Decoder(config).to(dtype)
         self._decoder = decoder.requires_grad_(requires_grad=False)
         # What the weights must look like; most of them are never stored under these names.
         self._expected = dict(decoder.named_parameters())
-        self._products = PackedProducts(decoder, dtype, device)
+        self._products = FusedProducts(decoder, dtype, device, is_quantized=is_quantized)
         for name in self._expected.keys() - self._products.names:
             self._allocate(name)
         self._decoder.model.fill_rope(config)
         self._cache = KVCache(config, block_size, dtype, device)
         self._table: tuple[int, BlockTable] | None = None
+        self._num_loads = 0
+        self._logits = torch.empty(0, config.vocab_size, device=device)
         self.config = config
 
     def _allocate(self, name: str) -> None:
@@ -74,13 +86,18 @@ class ModelRunner:
         for name, weight in self._own_weights():
             weight.copy_(tensors[name])
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and weight as held, read back one by one from whatever form it is held in."""
-        yielded: set[str] = set()
-        for name, weight in chain(self._own_weights(), self._products.read()):
-            if name not in yielded:  # a tied embedding is held twice
-                yielded.add(name)
-                yield name, weight
+    def verify(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read weights back and raise WeightSyncError when one is not as ``tensors`` has it.
+
+        All of them the first time; later every small one, and one product in `TURNS`, in turn.
+        """
+        turns = TURNS if self._num_loads else 1
+        own = (n for n, weight in self._own_weights() if not same_bits(weight, tensors[n]))
+        packed = self._products.differing(tensors, turn=self._num_loads, turns=turns)
+        self._num_loads += 1
+        if wrong := list(chain(own, packed)):
+            msg = f"{wrong[0]} is not held as it was published"
+            raise WeightSyncError(msg)
 
     def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self._decoder.named_parameters():
@@ -124,7 +141,7 @@ class ModelRunner:
         hidden = self._decoder(
             self._tensor(ids), self._tensor(positions), attention, self._products
         )
-        return self._products.logits(hidden[self._tensor(rows)])
+        return self._next_logits(hidden[self._tensor(rows)])
 
     def decode(self, running: RunningRollouts) -> Tensor:
         """Feed every running rollout its last token; return next-token logits [n, vocab]."""
@@ -138,7 +155,19 @@ class ModelRunner:
         )
         ids = running.last_token.to(self._device)
         hidden = self._decoder(ids, positions, attention, self._products)
-        return self._products.logits(hidden)
+        return self._next_logits(hidden)
+
+    def _next_logits(self, hidden: Tensor) -> Tensor:
+        """Return [n, vocab] in fp32, valid until the next pass: memory that is used again.
+
+        Fresh memory of that size costs more in page faults than the arithmetic on it.
+        """
+        logits = self._products.logits(hidden)
+        if logits.dtype == torch.float32:
+            return logits
+        if len(self._logits) < len(logits):
+            self._logits = logits.new_empty(logits.shape, dtype=torch.float32)
+        return self._logits[: len(logits)].copy_(logits)
 
     def _table_of(self, running: RunningRollouts) -> BlockTable:
         """Return the table of ``running``, made again only when a row or a block has changed."""

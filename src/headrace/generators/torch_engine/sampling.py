@@ -110,7 +110,7 @@ def draw(
     greedy_ids = logits.argmax(-1) if rows.any_greedy else None
     if rows.any_scaled:
         logits.div_(torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1))
-    weights = torch.softmax(logits, -1)
+    weights = torch.softmax(logits, -1, out=logits)
     # One logit that is not finite makes all of its row NaN; such a row draws its first token.
     is_broken = weights[:, 0].isnan()
     any_broken = bool(is_broken.any())
