@@ -58,8 +58,8 @@ def _unread_sections(generator: GeneratorConfig) -> Iterator[Refusal]:
 def _eight_bits(generator: GeneratorConfig) -> Iterator[Refusal]:
     if generator.engine != "torch" and generator.dtype == "int8":
         text = (
-            f'generator.dtype = "int8" with generator.engine = "{generator.engine}": only headrace\'s '
-            'own engine quantises weights at each update; use "bfloat16", or generator.engine = '
+            f'generator.dtype = "int8" with generator.engine = "{generator.engine}": only the '
+            'torch engine quantises weights at each update; use "bfloat16", or generator.engine = '
             '"torch"'
         )
         yield ("generator.dtype", "generator.engine"), text
