@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -15,6 +15,16 @@ _MODULUS = (1 << 61) - 1
 """A prime: a power of two would lose the highest bit, which is a sign."""
 _EVEN = 0x1E3779B97F4A7C16
 """Times the row's number, plus 1: the factor of a row. Large, so that rows do not cancel."""
+
+MAX_NAMED = 3
+"""Weights that an error names; a half-sent model would fill the screen."""
+
+
+def misfits(expected: Mapping[str, Tensor], published: Mapping[str, Tensor]) -> str:
+    """Say in what way two sets of weights differ in names, shapes and dtypes; empty if they fit."""
+    lines = list(_misfits(expected, published))
+    more = len(lines) - MAX_NAMED
+    return "; ".join(lines[:MAX_NAMED]) + f" (and {more} more)" * (more > 0)
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> int:
@@ -74,3 +84,18 @@ def _words(tensor: Tensor) -> Tensor:
     return (rows if is_aligned else rows.clone(memory_format=torch.contiguous_format)).view(
         torch.int64
     )
+
+
+def _misfits(held: Mapping[str, Tensor], published: Mapping[str, Tensor]) -> Iterator[str]:
+    """Say in what way the two sets of weights differ in kind."""
+    for name in sorted(held.keys() | published.keys()):
+        if name not in published:
+            yield f"{name} was not published"
+        elif name not in held:
+            yield f"{name} was published, and this model has no such weight"
+        elif _kind(held[name]) != _kind(published[name]):
+            yield f"{name} is {_kind(published[name])}, the generator holds {_kind(held[name])}"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -24,8 +24,9 @@ from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
-from headrace.errors import CheckpointError, ConfigError, RunDirectoryError
+from headrace.errors import CheckpointError, RunDirectoryError
 from headrace.generators import TorchGenerator, default_cache_bytes
+from headrace.generators.vllm import VllmGenerator, VllmSettings
 from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
 from headrace.models.checkpoint import load_decoder
 from headrace.monitors import (
@@ -242,8 +243,7 @@ def build_generator(prepared: PreparedRun, compute: ComputeThread) -> Generator:
         case "torch":
             return _torch_generator(prepared, compute)
         case "vllm":
-            msg = 'generator.engine = "vllm": not part of this version yet'
-            raise ConfigError(msg)
+            return _vllm_generator(prepared, compute)
         case "sglang":
             return _sglang_generator(prepared)
         case _:
@@ -290,6 +290,25 @@ def _sglang_generator(prepared: PreparedRun) -> Generator:
         decode=model.tokenizer.decode,
         on_update=config.on_update,
         max_concurrent_rollouts=config.max_concurrent_rollouts,
+    )
+
+
+def _vllm_generator(prepared: PreparedRun, compute: ComputeThread) -> VllmGenerator:
+    config, model = prepared.config.generator, prepared.model
+    cache = config.max_cache_gib
+    return VllmGenerator(
+        model.decoder_config,
+        decode=model.tokenizer.decode,
+        on_update=config.on_update,
+        settings=VllmSettings(
+            model=model.directory,
+            dtype=resolve_dtype(config.dtype),
+            options=config.vllm,
+            max_concurrent_rollouts=config.max_concurrent_rollouts,
+            max_prefill_tokens=config.max_prefill_tokens,
+            max_cache_bytes=None if cache is None else int(cache * 2**30),
+            num_threads=compute.num_threads,
+        ),
     )
 
 

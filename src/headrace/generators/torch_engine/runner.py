@@ -24,12 +24,10 @@ from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Part
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.weights import same_bits
+from headrace.models.weights import misfits, same_bits
 
 TURNS = 16
 """Weight updates over which every product is read back once; reading costs more than loading."""
-MAX_NAMED = 3
-"""Weights that an error names; a half-sent model would fill the screen."""
 
 
 class ModelRunner:
@@ -73,11 +71,8 @@ class ModelRunner:
 
         A cast would leave weights that nobody published.
         """
-        if misfits := list(_misfits(self._expected, tensors)):
-            more = len(misfits) - MAX_NAMED
-            raise WeightSyncError(
-                "; ".join(misfits[:MAX_NAMED]) + f" (and {more} more)" * (more > 0)
-            )
+        if wrong := misfits(self._expected, tensors):
+            raise WeightSyncError(wrong)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -182,18 +177,3 @@ class ModelRunner:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _misfits(held: Mapping[str, Tensor], published: Mapping[str, Tensor]) -> Iterator[str]:
-    """Say in what way the two sets of weights differ in kind."""
-    for name in sorted(held.keys() | published.keys()):
-        if name not in published:
-            yield f"{name} was not published"
-        elif name not in held:
-            yield f"{name} was published, and this model has no such weight"
-        elif _kind(held[name]) != _kind(published[name]):
-            yield f"{name} is {_kind(published[name])}, the generator holds {_kind(held[name])}"
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
