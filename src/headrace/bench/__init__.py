@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Mapping
 
-from headrace.bench import generate, memory, quickstart, smollm2, startup, step
+from headrace.bench import generate, memory, quickstart, smollm2, startup, step, vllm_peer
 from headrace.bench.result import (
     PEER_PACKAGES,
     Benchmark,
@@ -41,22 +41,27 @@ _BUSY_SHARE = 0.25
 
 
 def run_benchmark(name: str, against: str | None, progress: Progress) -> BenchResult:
-    """Measure ``name``, beside the peer ``against`` if given.
+    """Measure ``name``, beside the peers that ``against`` lists with commas between, if given.
 
     Raises ConfigError for an unknown name or peer, UserError when something must be brought
     first, and RunError when what is measured fails.
     """
     benchmark = _benchmark(name)
-    if against is not None and against not in benchmark.peers:
-        raise ConfigError(_unknown_peer(benchmark, against))
+    peers = tuple(dict.fromkeys(against.split(","))) if against is not None else ()
+    for peer in peers:
+        if peer not in benchmark.peers:
+            raise ConfigError(_unknown_peer(benchmark, peer))
     machine = describe_machine()
     if os.getloadavg()[0] > _BUSY_SHARE * num_usable_cpus():
         progress(
             f"note: other work is running (load average {os.getloadavg()[0]:.1f}): these figures "
             "are of a busy machine"
         )
-    figures = benchmark.measure(against, progress)
-    versions = installed_versions([] if against is None else [PEER_PACKAGES.get(against, against)])
+    figures = benchmark.measure(peers, progress)
+    packages = [PEER_PACKAGES.get(peer, peer) for peer in peers]
+    versions = installed_versions(package for package in packages if package is not None)
+    if "vllm" in peers:
+        versions["vllm"] = vllm_peer.vllm_version()
     return BenchResult(name=name, machine=machine, versions=versions, figures=figures)
 
 

@@ -47,6 +47,7 @@ def run_module(
     on_tick: Callable[[int], None] | None = None,
     environment: Mapping[str, str] | None = None,
     limit_seconds: float = LIMIT_SECONDS,
+    python: str = sys.executable,
 ) -> float:
     """Run ``python -m MODULE ARGUMENTS`` to its end and return the seconds from start to exit.
 
@@ -55,7 +56,7 @@ def run_module(
     killing it after ``limit_seconds``. Raises ConfigError when it says that the user can fix it,
     RunError with its last lines when it fails in any other way.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [python, "-m", module, *arguments]
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     began = time.monotonic()
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module

@@ -1,9 +1,9 @@
-"""`bench generate [--against hf]`: how fast rollouts are sampled, and what bounds it.
+"""`bench generate [--against hf,vllm]`: how fast rollouts are sampled, and what bounds it.
 
 Measured: tokens a second of SmolLM2-135M, 8 prompts of 64 tokens with 8 rollouts of 64 new tokens
 each (`8x8`), and of one sequence alone (`1`), prefill included, on one thread and on two; each in a
 process of its own, the median of three repetitions after one that does not count. Beside it, in the
-same run: the peer; the bare matrix products of the same work (`bound_share`); a memcpy of the
+same run: the peers; the bare matrix products of the same work (`bound_share`); a memcpy of the
 weights; a group of 16 on a prompt of 512 tokens against a single rollout on it; and lengths drawn
 log-normal with sigma 1 against equal ones, 64 rollouts at a time. Not measured: loading, scoring.
 """
@@ -11,36 +11,43 @@ log-normal with sigma 1 against equal ones, 64 rollouts at a time. Not measured:
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from headrace.bench import vllm_peer
 from headrace.bench.command import run_module
-from headrace.bench.generate_records import GeneratePlan
-from headrace.bench.result import Benchmark, Figures, Progress
+from headrace.bench.generate_records import Engine, GeneratePlan
+from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.models.catalogue import resolve_model
 
 MODEL = "smollm2-135m"
 
+_ENGINES: tuple[Engine, ...] = ("hf", "vllm")
 _SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 
 
-def measure(against: str | None, progress: Progress) -> Figures:
-    """Measure headrace, and transformers when asked to.
+def measure(peers: Peers, progress: Progress) -> Figures:
+    """Measure headrace, and those of transformers (hf) and vLLM that are asked for.
 
-    Raises ModelError when the model was not fetched.
+    Raises ModelError when the model was not fetched, ConfigError when vLLM is not installed.
     """
+    if "vllm" in peers:
+        vllm_peer.vllm_python()
     model = str(resolve_model(MODEL))
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         runs = _Runs(Path(name), progress)
         figures: dict[str, float] = {}
         for dtype in ("bfloat16", "float32"):
             figures |= _speed(runs, GeneratePlan(engine="headrace", model=model, dtype=dtype))
-        figures |= _against(runs, model, figures, against)
         plan = GeneratePlan(engine="headrace", model=model)
-        figures |= _one_sequence(runs, plan, against)
+        figures["tokens_per_second_bf16_1"] = runs.tokens_per_second(_alone(plan))
+        for peer in _ENGINES:
+            if peer in peers:
+                figures |= _against(runs, plan, figures, peer)
         two = runs.tokens_per_second(replace(plan, num_threads=2))
         figures["two_thread_scaling_bf16"] = two / figures["tokens_per_second_bf16_8x8"]
         figures |= _shared_prefill(runs, plan)
@@ -64,11 +71,15 @@ class _Runs:
         )
         paths = [self._folder / f"{kind}-{self._count}.json" for kind in ("plan", "result")]
         plan.write(paths[0])
+        environment = {"OMP_NUM_THREADS": str(plan.num_threads), "HF_HUB_OFFLINE": "1"}
+        if plan.engine == "vllm":
+            environment = vllm_peer.environment(plan.num_threads)
         run_module(
             "headrace.bench.generate_run",
             [str(path) for path in paths],
             progress=self._progress,
-            environment={"OMP_NUM_THREADS": str(plan.num_threads), "HF_HUB_OFFLINE": "1"},
+            environment=environment,
+            python=vllm_peer.vllm_python() if plan.engine == "vllm" else sys.executable,
         )
         found: dict[str, Any] = json.loads(paths[1].read_text(encoding="utf-8"))
         return found
@@ -92,24 +103,25 @@ def _speed(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
 
 
 def _against(
-    runs: _Runs, model: str, own: dict[str, float], against: str | None
+    runs: _Runs, plan: GeneratePlan, own: dict[str, float], peer: Engine
 ) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for dtype, kind in _SHORT.items() if against else ():
-        speed = runs.tokens_per_second(GeneratePlan(engine="hf", model=model, dtype=dtype))
-        figures[f"hf_tokens_per_second_{kind}_8x8"] = speed
-        figures[f"ratio_vs_hf_{kind}_8x8"] = own[f"tokens_per_second_{kind}_8x8"] / speed
-    return figures
+    """Measure ``peer`` on what headrace was measured on, and compare."""
+    theirs = replace(plan, engine=peer)
+    speeds = {
+        f"{kind}_8x8": runs.tokens_per_second(replace(theirs, dtype=dtype))
+        for dtype, kind in _SHORT.items()
+    }
+    speeds["bf16_1"] = runs.tokens_per_second(_alone(theirs))
+    ratios = {
+        f"ratio_vs_{peer}_{kind}": own[f"tokens_per_second_{kind}"] / speed
+        for kind, speed in speeds.items()
+    }
+    return {f"{peer}_tokens_per_second_{kind}": speed for kind, speed in speeds.items()} | ratios
 
 
-def _one_sequence(runs: _Runs, plan: GeneratePlan, against: str | None) -> dict[str, float]:
-    alone = replace(plan, num_groups=1, group_size=1)
-    speed = runs.tokens_per_second(alone)
-    figures = {"tokens_per_second_bf16_1": speed}
-    if against:
-        other = runs.tokens_per_second(replace(alone, engine="hf"))
-        figures |= {"hf_tokens_per_second_bf16_1": other, "ratio_vs_hf_bf16_1": speed / other}
-    return figures
+def _alone(plan: GeneratePlan) -> GeneratePlan:
+    """Return ``plan`` with one sequence."""
+    return replace(plan, num_groups=1, group_size=1)
 
 
 def _shared_prefill(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
@@ -130,7 +142,7 @@ def _spread_lengths(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
 
 BENCHMARK = Benchmark(
     name="generate",
-    summary="how fast SmolLM2-135M is sampled from, alone or beside transformers",
+    summary="how fast SmolLM2-135M is sampled from, alone or beside transformers and vLLM",
     measure=measure,
-    peers=("hf",),
+    peers=_ENGINES,
 )

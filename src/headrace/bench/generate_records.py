@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-Engine: TypeAlias = Literal["headrace", "hf"]
+Engine: TypeAlias = Literal["headrace", "hf", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,9 @@ class GeneratePlan:
     """Of the logarithm of a group's length; 0 makes all equal."""
     max_concurrent_rollouts: int = 512
     num_repetitions: int = 3
+    enforce_eager: bool = True
+    """Of vLLM alone: run the model as it is written. On a processor it is as fast, and starts
+    without a compiler."""
 
     def write(self, path: Path) -> None:
         """Write the plan for the process."""

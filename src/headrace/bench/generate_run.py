@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
+from headrace.bench import vllm_peer
 from headrace.bench.generate_records import GeneratePlan
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def run(plan: GeneratePlan) -> dict[str, Any]:
             return _run_headrace(plan)
         case "hf":
             return _run_hf(plan)
+        case "vllm":
+            return vllm_peer.run(plan, prompts(plan, _vocabulary(plan)))
         case _:
             assert_never(plan.engine)
 
@@ -56,6 +59,11 @@ def lengths(plan: GeneratePlan) -> list[int]:
     drawn = [source.lognormvariate(0.0, plan.length_sigma) for _ in range(plan.num_groups)]
     scale = plan.num_new_tokens / math.exp(plan.length_sigma**2 / 2)
     return [max(1, min(round(scale * length), 8 * plan.num_new_tokens)) for length in drawn]
+
+
+def _vocabulary(plan: GeneratePlan) -> int:
+    config = json.loads((Path(plan.model) / "config.json").read_text(encoding="utf-8"))
+    return int(config["vocab_size"])
 
 
 def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import linear_regression
 
 from headrace.bench.command import run_headrace
-from headrace.bench.result import Benchmark, Figures, Progress
+from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.errors import ConfigError, RunError
 from headrace.monitors.run_directory import METRICS_FILE
 
@@ -29,7 +29,7 @@ Sample = tuple[int, int]
 """A step and the resident bytes after it."""
 
 
-def measure(_against: str | None, progress: Progress) -> Figures:
+def measure(_peers: Peers, progress: Progress) -> Figures:
     """Train once, sampling after each step. Raises ConfigError off Linux."""
     if not _STATM.is_file():
         msg = f"bench memory: reads {_STATM}, which only Linux has; run it on Linux"

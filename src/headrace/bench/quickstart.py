@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.command import run_headrace
-from headrace.bench.result import Benchmark, Figures, Progress
+from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.monitors import summarise
 
 SEEDS = (0, 1, 2)
@@ -23,7 +23,7 @@ GREEDY, SAMPLED = "eval/greedy/pass_at_1", "eval/sampled/pass_at_1"
 _HIGHEST_START, _LOWEST_END, _LONGEST_SECONDS = 0.45, 0.90, 180.0
 
 
-def measure(_against: str | None, progress: Progress) -> Figures:
+def measure(_peers: Peers, progress: Progress) -> Figures:
     """Train every seed and return the worst of each figure."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         return figures([_train(seed, Path(folder), progress) for seed in SEEDS])

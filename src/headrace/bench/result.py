@@ -18,10 +18,14 @@ Progress: TypeAlias = Callable[[str], None]
 
 Figures: TypeAlias = Mapping[str, float]
 
+Peers: TypeAlias = tuple[str, ...]
+"""What headrace is measured beside in the same run; empty for headrace alone."""
+
 _PACKAGES = ("headrace", "torch", "transformers", "numpy")
 
-PEER_PACKAGES: Mapping[str, str] = {"hf": "transformers"}
-"""Peer -> the Python package whose version goes with its figures, where their names differ."""
+PEER_PACKAGES: Mapping[str, str | None] = {"hf": "transformers", "vllm": None}
+"""Peer -> the Python package whose version goes with its figures, where their names differ; None
+for one that lives in an environment of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +35,8 @@ class Benchmark:
     name: str
     summary: str
     """One line for people."""
-    measure: Callable[[str | None, Progress], Figures]
-    """Takes the peer, or None for headrace alone; raises HeadraceError."""
+    measure: Callable[[Peers, Progress], Figures]
+    """Raises HeadraceError."""
     peers: tuple[str, ...] = ()
     """What it can be measured against; each names a Python package, or is in `PEER_PACKAGES`."""
 

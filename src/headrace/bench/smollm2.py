@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.bench.command import run_headrace
 from headrace.bench.quickstart import GREEDY
-from headrace.bench.result import Benchmark, Figures, Progress
+from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.models.catalogue import resolve_model
 from headrace.monitors import summarise
 
@@ -22,7 +22,7 @@ MODEL = "smollm2-135m"
 RECIPE = "smollm2-arithmetic"
 
 
-def measure(_against: str | None, progress: Progress) -> Figures:
+def measure(_peers: Peers, progress: Progress) -> Figures:
     """Train once. Raises ModelError when the model was not fetched."""
     resolve_model(MODEL)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:

@@ -16,14 +16,14 @@ from pathlib import Path
 from statistics import median
 
 from headrace.bench.command import run_headrace
-from headrace.bench.result import Benchmark, Figures, Progress
+from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.errors import RunError
 from headrace.monitors import RunHistory, read_run
 
 NUM_PROCESSES = 5
 
 
-def measure(_against: str | None, progress: Progress) -> Figures:
+def measure(_peers: Peers, progress: Progress) -> Figures:
     """Start each command five times and return the medians, in seconds."""
     return {
         "first_rollout_seconds": _median(_seconds_to_first_rollout, "first rollout", progress),

@@ -19,7 +19,7 @@ from statistics import fmean, median
 
 from headrace.bench import step_workload as workload
 from headrace.bench.command import run_headrace, run_module
-from headrace.bench.result import Benchmark, Figures, Progress
+from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.bench.trl_records import TrlPlan, TrlTimes
 from headrace.errors import ConfigError
 from headrace.models.catalogue import resolve_model
@@ -34,20 +34,20 @@ _NUM_STEPS = _WARM_UP_STEPS + NUM_MEASURED_STEPS
 _TRL_PACKAGES = ("trl", "accelerate", "datasets")
 
 
-def measure(against: str | None, progress: Progress) -> Figures:
+def measure(peers: Peers, progress: Progress) -> Figures:
     """Measure headrace, and TRL when asked to.
 
     Raises ModelError when the model was not fetched, ConfigError when TRL is not installed.
     """
     model = resolve_model(workload.MODEL)
-    if against is not None:
+    if peers:
         require_trl()
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         folder = Path(name)
         recipe = workload.write_recipe(folder, model, _NUM_STEPS)
         steps = _run_headrace(recipe, folder / "first", progress)
         trl: dict[int, TrlTimes] = {}
-        if against is not None:
+        if peers:
             trl = {size: _run_trl(model, size, folder, progress) for size in TRL_BATCH_SIZES}
             steps += _run_headrace(recipe, folder / "second", progress)
         error = _gradient_error(model, recipe, folder / "first", progress)

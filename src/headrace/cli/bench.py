@@ -13,7 +13,7 @@ from headrace.cli.options import AsJson
 def bench(
     name: Annotated[str, typer.Argument(help="Which measurement; `list` names them all.")],
     against: Annotated[
-        str | None, typer.Option(help="A peer to measure in the same run, such as trl.")
+        str | None, typer.Option(help="Peers to measure in the same run, such as trl, or hf,vllm.")
     ] = None,
     *,
     as_json: AsJson = False,

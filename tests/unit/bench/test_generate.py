@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.bench import generate, generate_run
+from headrace.bench import generate, generate_run, vllm_peer
 from headrace.bench.generate_records import Engine, GeneratePlan
+from headrace.errors import ConfigError
 from headrace.generators import TorchGenerator
 from headrace.types import GenerationRequest, RolloutGroup
 
@@ -76,7 +78,7 @@ def test_figures_are_ratios_of_the_runs_they_name(
 ) -> None:
     def fake(_module: str, arguments: list[str], **_options: object) -> float:
         plan = GeneratePlan(**json.loads(Path(arguments[0]).read_text("utf-8")))
-        seconds = 4.0 if plan.engine == "hf" else 2.0 / plan.num_threads
+        seconds = {"hf": 4.0, "vllm": 2.5, "headrace": 2.0}[plan.engine] / plan.num_threads
         seconds *= 1.25 if plan.length_sigma else 1.0
         seconds *= 1.1 if plan.group_size == 16 else 1.0
         result = {
@@ -90,8 +92,9 @@ def test_figures_are_ratios_of_the_runs_they_name(
         return 0.0
 
     monkeypatch.setattr(generate, "run_module", fake)
+    monkeypatch.setenv(vllm_peer.VARIABLE, sys.executable)
     monkeypatch.setattr(generate, "resolve_model", lambda _: tiny_model)
-    figures = generate.measure("hf", lambda _: None)
+    figures = generate.measure(("vllm", "hf"), lambda _: None)
     expected = {
         "tokens_per_second_bf16_8x8": 50.0,
         "bound_share_fp32_8x8": 0.75,
@@ -99,10 +102,25 @@ def test_figures_are_ratios_of_the_runs_they_name(
         "hf_tokens_per_second_fp32_8x8": 25.0,
         "ratio_vs_hf_bf16_8x8": 2.0,
         "ratio_vs_hf_bf16_1": 2.0,
+        "vllm_tokens_per_second_bf16_8x8": 40.0,
+        "vllm_tokens_per_second_fp32_8x8": 40.0,
+        "ratio_vs_vllm_bf16_8x8": 1.25,
+        "ratio_vs_vllm_fp32_8x8": 1.25,
+        "ratio_vs_vllm_bf16_1": 1.25,
         "two_thread_scaling_bf16": 2.0,
         "group_prefill_ratio_g16": 1.1,
         "lognormal_throughput_share": 0.8,
     }
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
-    alone = generate.measure(None, lambda _: None)
-    assert not [name for name in alone if "hf" in name]
+    alone = generate.measure((), lambda _: None)
+    assert not [name for name in alone if "hf" in name or "vllm" in name]
+
+
+def test_the_python_of_vllm_may_be_named_and_must_be_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(vllm_peer.VARIABLE, sys.executable)
+    assert vllm_peer.vllm_python() == sys.executable
+    monkeypatch.setenv(vllm_peer.VARIABLE, str(tmp_path / "python"))
+    with pytest.raises(ConfigError, match=f"{vllm_peer.VARIABLE}=.*no such file"):
+        generate.measure(("vllm",), lambda _: None)

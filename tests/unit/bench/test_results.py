@@ -7,7 +7,7 @@ import pytest
 
 import headrace.bench
 from headrace.bench import BENCHMARKS, Benchmark, BenchResult, run_benchmark
-from headrace.bench.result import describe_machine, installed_versions
+from headrace.bench.result import Peers, describe_machine, installed_versions
 from headrace.errors import ConfigError, HeadraceError
 
 
@@ -16,15 +16,15 @@ def silent(_line: str) -> None:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Make `fake` the one benchmark; the list gets the peer of each call."""
-    calls: list[str | None] = []
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[Peers]:
+    """Make `fake` the one benchmark; the list gets the peers of each call."""
+    calls: list[Peers] = []
 
-    def measure(against: str | None, _progress: object) -> Mapping[str, float]:
-        calls.append(against)
+    def measure(peers: Peers, _progress: object) -> Mapping[str, float]:
+        calls.append(peers)
         return {"seconds": 1.5, "num_things": 3}
 
-    benchmark = Benchmark(name="fake", summary="nothing", measure=measure, peers=("torch",))
+    benchmark = Benchmark(name="fake", summary="nothing", measure=measure, peers=("torch", "numpy"))
     monkeypatch.setattr(headrace.bench, "BENCHMARKS", {"fake": benchmark})
     return calls
 
@@ -35,20 +35,26 @@ def test_every_benchmark_of_the_design_is_there_under_its_name() -> None:
     assert all(benchmark.summary for benchmark in BENCHMARKS.values())
 
 
-def test_a_result_is_one_json_object_of_four_parts(fake: list[str | None]) -> None:
+def test_a_result_is_one_json_object_of_four_parts(fake: list[Peers]) -> None:
     result = json.loads(json.dumps(run_benchmark("fake", None, silent).to_json()))
     assert list(result) == ["name", "machine", "versions", "figures"]
     assert result["name"] == "fake"
     assert result["figures"] == {"seconds": 1.5, "num_things": 3}
     assert {"processor", "num_cpus", "load_average"} <= set(result["machine"])
     assert {"headrace", "python", "torch"} <= set(result["versions"])
-    assert fake == [None]
+    assert fake == [()]
 
 
-def test_the_peer_is_passed_on_and_its_version_named(fake: list[str | None]) -> None:
-    result = run_benchmark("fake", "torch", silent)
-    assert fake == ["torch"]
-    assert "torch" in result.versions
+def test_peers_are_passed_on_and_their_versions_named(fake: list[Peers]) -> None:
+    result = run_benchmark("fake", "torch,numpy,torch", silent)
+    assert fake == [("torch", "numpy")]
+    assert {"torch", "numpy"} <= set(result.versions)
+
+
+def test_one_unknown_peer_among_several_is_refused(fake: list[Peers]) -> None:
+    with pytest.raises(ConfigError, match="--against verl: unknown peer; allowed: torch, numpy"):
+        run_benchmark("fake", "torch,verl", silent)
+    assert not fake
 
 
 def test_a_table_shows_every_figure_in_a_line_of_its_own() -> None:

@@ -3,8 +3,8 @@
 Three kinds of parameters: those held as published (norms, embeddings, everything on a GPU) are
 compared whole, fused ones with their parts in a row. Matrices that vLLM has packed for a processor
 have no readable form; one-hot rows sent through their own product return columns of the matrix
-exactly, and some of these are compared. Where there is both, the two must agree. Split over devices, a worker holds parts only, and nothing
-is compared here.
+exactly, and some of these are compared. Where there is both, the two must agree. Split over
+devices, a worker holds parts only, and nothing is compared here.
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ def engine_params(sampling: SamplingParams, *, num_done: int, seed: int, vocab_s
 
     Stop strings are not among them: they are looked for here, where tokens of before count too.
     """
-    from vllm import SamplingParams as EngineParams  # noqa: PLC0415 - imported where it runs
     from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - as above
+
+    from vllm import SamplingParams as EngineParams  # noqa: PLC0415 - imported where it runs
 
     return EngineParams(
         temperature=sampling.temperature,
