@@ -11,8 +11,7 @@ from vllm_lab import VllmLab, collect, engine_of, under_way
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.vllm import VllmGenerator
-from headrace.generators.vllm.segment import Segment, read_segment
-from headrace.models.weights import checksum, weight_update
+from headrace.models.weights import weight_update
 from headrace.types import OnUpdate, RolloutGroup, WeightUpdate
 
 MANY = 45
@@ -145,21 +144,3 @@ def test_what_the_engine_holds_was_read_back_and_equals_what_was_published(
     assert report["checksum"] == update.checksum
     assert report["num_unread"] == 0
     assert report["num_compared"] + report["num_probed"] == len(update.tensors)
-
-
-def test_a_segment_holds_the_published_bits_and_is_gone_when_it_is_closed() -> None:
-    tensors = {
-        "odd": torch.arange(7, dtype=torch.int8),
-        "half": torch.randn(3, 5).bfloat16(),
-        "empty": torch.zeros(0, 4),
-        "strided": torch.randn(6, 4).T,
-    }
-    update = weight_update(3, tensors)
-    segment = Segment(update)
-    read = dict(read_segment(segment.info))
-    assert checksum(read.items()) == update.checksum
-    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
-    segment.close()
-    segment.close()
-    with pytest.raises(FileNotFoundError):
-        read_segment(segment.info)

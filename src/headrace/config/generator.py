@@ -172,8 +172,9 @@ class GeneratorConfig(Section):
     """What new weights do to unfinished rollouts: ``wait`` (they end first), ``keep`` (they go on
     with their cache), ``recompute`` (they go on with a new one), ``restart`` (from the prompt)."""
     max_cache_gib: float | None = Field(default=None, gt=0.0)
-    """Memory of cached keys and values at most; null takes half of what is free at the start, and
-    with vLLM what vLLM takes by itself."""
+    """Memory of cached keys and values at most; null takes half of what is free at the start. vLLM
+    takes all of it when it starts; null is then a quarter of what is free and at most 4 on a
+    processor, and what ``vllm.gpu_memory_utilization`` leaves on a GPU."""
     vllm: VllmConfig = VllmConfig()
     """Options of vLLM."""
     sglang: SGLangConfig = SGLangConfig()

@@ -82,14 +82,14 @@ def test_a_peer_where_there_is_none_is_an_error() -> None:
 
 @pytest.mark.parametrize(("load", "num_notes"), [(0.1, 0), (7.5, 1)])
 def test_a_busy_machine_is_said_to_be_busy(
-    fake: list[str | None], monkeypatch: pytest.MonkeyPatch, load: float, num_notes: int
+    fake: list[Peers], monkeypatch: pytest.MonkeyPatch, load: float, num_notes: int
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(headrace.bench, "num_usable_cpus", lambda: 2)
     lines: list[str] = []
     run_benchmark("fake", None, lines.append)
     assert len(lines) == num_notes
-    assert fake == [None]
+    assert fake == [()]
 
 
 def test_a_missing_model_is_said_before_any_work(
