@@ -38,15 +38,23 @@ def mortal(lab: VllmLab) -> Iterator[VllmGenerator]:
     assert shared_memory() <= there_before
 
 
+Tokens = dict[tuple[str, int], tuple[int, ...]]
+"""Group id and rollout index -> token ids."""
+
+
 async def struck(
     generator: VllmGenerator, lab: VllmLab, strike: signal.Signals, which: int
-) -> dict[str, RolloutGroup]:
-    """Return groups that were under way when a process of the engine was struck."""
+) -> tuple[Tokens, dict[str, RolloutGroup]]:
+    """Return what rollouts had when a process of the engine was struck, and how they ended."""
     requests = [lab.request(name, size=2, max_tokens=MANY) for name in "abc"]
     call = asyncio.ensure_future(collect(generator, requests))
     await under_way(generator, 2)
     os.kill(engine_of(generator).pids[which], strike)
-    return await call
+    had = {
+        (flight.request.group_id, flight.rollout_index): tuple(flight.completion_ids)
+        for flight in generator._in_air
+    }
+    return had, await call
 
 
 @pytest.mark.slow
@@ -61,13 +69,16 @@ def test_every_prompt_comes_back_from_an_engine_that_was_struck(
     update = lab.update(seed=6)
     lab.run(mortal.update_weights(update))
     restarts, dead = mortal.metrics()["generator/engine/num_restarts"], engine_of(mortal).pids
-    groups = lab.run(struck(mortal, lab, strike, which))
+    had, groups = lab.run(struck(mortal, lab, strike, which))
     assert mortal.metrics()["generator/engine/num_restarts"] == restarts + 1
     assert not any(is_running(pid) for pid in dead)
     assert set(groups) == {"a", "b", "c"}
     for group in groups.values():
         for rollout in group.rollouts:
             assert len(rollout.completion_ids) == MANY
+            kept = had[group.group_id, rollout.rollout_index]
+            assert len(kept) >= 2
+            assert rollout.completion_ids[: len(kept)] == kept, "no token is sampled again"
             assert {span.policy_version for span in rollout.version_spans} == {lab.version}
             expected = lab.logprobs(update.tensors, group.prompt.token_ids, rollout)
             assert rollout.generator_logprobs == pytest.approx(expected, abs=2e-4)

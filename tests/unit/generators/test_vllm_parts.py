@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -318,3 +319,10 @@ def test_with_restart_rollouts_start_over_between_the_new_weights_and_the_next_t
     asyncio.run(supervisor.replace(segment(4), "restart", start_over))
     assert FakeEngine.started[0].calls == ["pause clear", "load 4", "abort ['r1']", "resume"]
     assert seen == [4]
+
+
+def test_a_token_from_logits_that_are_no_numbers_ends_its_rollout_in_an_error() -> None:
+    flight = Flight.of(request(), 0, letters)
+    flight.extend(replace(delta(1, 2, 3), logprobs=(-1.0, float("nan"), -1.0)))
+    rollout = flight.to_rollout()
+    assert (rollout.completion_ids, rollout.finish_reason) == ((1,), "error")

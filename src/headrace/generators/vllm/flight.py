@@ -7,6 +7,7 @@ at its prompt. Does not talk to an engine.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,10 @@ class Flight:
         for token, logprob, version in zip(
             delta.token_ids, delta.logprobs, delta.policy_versions, strict=True
         ):
+            if not math.isfinite(logprob):
+                # vLLM samples from logits that are no numbers without a word.
+                self.finish_reason = "error"
+                return
             self.completion_ids.append(token)
             self.loss_mask.append(True)
             # vLLM's greedy log-prob is of the softmax; the distribution drawn from is a point.
