@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from headrace.generators.vllm.processes import ProcessTree, is_running
 
 SETTINGS = {
     "generator.engine": "vllm",
@@ -23,19 +25,40 @@ SETTINGS = {
 }
 
 
+def command(output: Path, **changes: object) -> list[str]:
+    settings = SETTINGS | changes
+    overrides = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+    train = [sys.executable, "-m", "headrace", "train", "quickstart", *overrides]
+    return [*train, "--output", str(output)]
+
+
+def steps_of(output: Path) -> list[str]:
+    path = output / "metrics.jsonl"
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    return [line for line in lines if "learner/" in line]
+
+
 @pytest.mark.slow
 def test_two_steps_of_the_quickstart_train_on_what_vllm_sampled(tmp_path: Path) -> None:
-    overrides = [f"--set={key}={json.dumps(value)}" for key, value in SETTINGS.items()]
-    command = [sys.executable, "-m", "headrace", "train", "quickstart", *overrides]
-    done = subprocess.run(
-        [*command, "--output", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "120"},
-    )
+    output = tmp_path / "run"
+    done = subprocess.run(command(output), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    steps = [line for line in lines if "learner/importance_ratio/max" in str(line)]
-    assert len(steps) >= 2
-    assert (tmp_path / "run" / "report.html").is_file()
+    assert len(steps_of(output)) == 2
+    assert "generator/cache/found_share" in steps_of(output)[-1]
+    assert (output / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_engine_of_a_run_that_is_killed_ends_too(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    with subprocess.Popen(command(output, num_steps=100_000)) as run:
+        while not steps_of(output):
+            assert run.poll() is None
+            time.sleep(0.2)
+        tree = ProcessTree.below([run.pid])
+        assert len(tree.pids) > 2
+        run.kill()
+    while any(is_running(pid) for pid in tree.pids):
+        time.sleep(0.2)
+    while any(path.exists() for path in tree.segments):
+        time.sleep(0.2)

@@ -301,12 +301,19 @@ class _Loader:
                 source_name=name,
                 needs_answer=self.check_answer is not None,
                 check_answer=self.check_answer,
-                max_context=sys.maxsize if model is None else model.decoder_config.max_positions,
+                max_context=sys.maxsize if model is None else _context(self.config, model),
                 max_tokens=sampling.max_tokens,
                 exclude=exclude,
             )
         except DataError as error:
             raise DataError(*(f"data.{name}: {problem}" for problem in error.problems)) from error
+
+
+def _context(config: RunConfig, model: PreparedModel) -> int:
+    """Return the tokens of prompt and completion that model and engine take at most."""
+    positions = model.decoder_config.max_positions
+    limit = config.generator.vllm.max_model_len
+    return positions if limit is None else min(limit, positions)
 
 
 def _data_notes(found: Preflight) -> Iterator[str]:

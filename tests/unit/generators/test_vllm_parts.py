@@ -51,8 +51,9 @@ def test_a_tree_of_processes_is_killed_whole_and_its_shared_memory_unlinked() ->
         "from multiprocessing import resource_tracker\n"
         "s = m.SharedMemory(create=True, size=64)\n"
         "resource_tracker.unregister(s._name, 'shared_memory')\n"
-        "p = subprocess.Popen(['sleep', '60'])\n"
-        "print(s.name, p.pid, flush=True)\n"
+        "below = ['sh', '-c', 'sleep 60 & echo $!; wait']\n"
+        "p = subprocess.Popen(below, stdout=subprocess.PIPE, text=True)\n"
+        "print(s.name, p.stdout.readline(), flush=True)\n"
         "time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True) as root:

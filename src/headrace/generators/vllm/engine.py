@@ -8,6 +8,8 @@ never starts itself again: that is the generator's decision.
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,11 +66,15 @@ class VllmEngine:
     async def start(cls, settings: VllmSettings) -> VllmEngine:
         """Launch vLLM, without weights. Raises GeneratorFailure when it does not come up."""
         seconds = settings.options.start_deadline_seconds
+        others = _core_pids()
         launch = asyncio.ensure_future(asyncio.to_thread(_launch, settings))
-        done, _ = await asyncio.wait({launch}, timeout=seconds)
+        try:
+            done, _ = await asyncio.wait({launch}, timeout=seconds)
+        finally:
+            if not launch.done():
+                # The thread cannot be ended; killing what it waits for lets it end by itself.
+                await asyncio.to_thread(ProcessTree.below(_core_pids() - others).end, _END_SECONDS)
         if not done:
-            # The thread cannot be ended; killing what it waits for lets it end by itself.
-            await asyncio.to_thread(_end_newborn)
             msg = (
                 f"vLLM was not ready after generator.vllm.start_deadline_seconds = {seconds:g}; "
                 "raise it if the machine is slow"
@@ -79,7 +85,22 @@ class VllmEngine:
         except Exception as error:
             msg = f"vLLM did not start: {type(error).__name__}: {error}"
             raise GeneratorFailure(msg) from error
-        return cls(client, settings, await asyncio.to_thread(ProcessTree.below, roots))
+        engine = cls(client, settings, await asyncio.to_thread(ProcessTree.below, roots))
+        try:
+            await engine.tie()
+        except BaseException:
+            await engine.end()
+            raise
+        return engine
+
+    async def tie(self) -> None:
+        """Let the engine's processes end when this one does, however that happens."""
+        from vllm.distributed.weight_transfer.base import (  # noqa: PLC0415 - imported where it runs
+            WeightTransferInitRequest,
+        )
+
+        owner = WeightTransferInitRequest(init_info={"owner_pid": os.getpid()})
+        await self._call(self._client.init_weight_transfer_engine(owner), "first call")
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -103,9 +124,12 @@ class VllmEngine:
         from vllm.inputs.engine import tokens_input  # noqa: PLC0415 - vLLM is only imported here
 
         prompt = tokens_input(list(token_ids), cache_salt=salt)
-        collector = await self._alive(self._client.add_request(request_id, prompt, params))
-        # vLLM reports versions with a finished request alone; this is where it keeps them.
-        state = self._client.output_processor.request_states[collector.request_id]
+        adding = self._client.add_request(request_id, prompt, params)
+        collector = await self._call(adding, "request")
+        # vLLM reports versions with a finished request alone; until then they are here. It is
+        # absent when the request has finished already.
+        state = self._client.output_processor.request_states.get(collector.request_id)
+        versions = state.weight_version_starts if state is not None else ()
         start, finished = 0, False
         self._num_waiting += 1
         self._last_output = time.monotonic()
@@ -114,7 +138,7 @@ class VllmEngine:
                 output = collector.get_nowait() or await self._alive(collector.get())
                 self._last_output = time.monotonic()
                 finished = output.finished
-                delta = _delta(output, state.weight_version_starts, start)
+                delta = _delta(output, versions, start)
                 start += len(delta.token_ids)
                 yield delta
         finally:
@@ -233,17 +257,17 @@ def _launch(settings: VllmSettings) -> tuple[Any, list[int]]:
     ]
 
 
-def _end_newborn() -> None:
-    """Kill the engine processes that a launch which came to no end has started."""
-    import multiprocessing  # noqa: PLC0415 - needed when a start has failed, and never else
-
-    roots = [child.pid for child in multiprocessing.active_children() if child.name == "EngineCore"]
-    ProcessTree.below([pid for pid in roots if pid is not None]).end(_END_SECONDS)
+def _core_pids() -> set[int]:
+    """Return the engine cores that this process has started and that still run."""
+    children = multiprocessing.active_children()
+    return {child.pid for child in children if child.name == "EngineCore" and child.pid is not None}
 
 
 def _delta(output: Any, starts: Sequence[tuple[str, int]], position: int) -> Delta:  # noqa: ANN401 - vLLM's own
     """Read one output of vLLM, whose first token is number ``position`` of its request."""
     (completion,) = output.outputs
+    if completion.weight_versions is not None:
+        starts = [(span.version, span.start) for span in completion.weight_versions]
     ids = tuple(completion.token_ids)
     logprobs = completion.logprobs or []
     return Delta(

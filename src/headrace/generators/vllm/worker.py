@@ -7,6 +7,11 @@ lets one read back is compared with what was published (see `read_back`).
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,22 +34,33 @@ from headrace.models.weights import checksum
 
 
 @dataclass
+class Owner(WeightTransferInitInfo):
+    """Who the engine belongs to."""
+
+    owner_pid: int
+
+
+@dataclass
 class SegmentUpdate(WeightTransferUpdateInfo):
     """What `update_weights` is sent: the fields of a `SegmentInfo`."""
 
     segment: dict[str, Any]
 
 
-class SegmentTransferEngine(WeightTransferEngine[WeightTransferInitInfo, SegmentUpdate]):
+class SegmentTransferEngine(WeightTransferEngine[Owner, SegmentUpdate]):
     """Loads weights from shared memory, whole or not at all."""
 
-    init_info_cls = WeightTransferInitInfo
+    init_info_cls = Owner
     update_info_cls = SegmentUpdate
     report: dict[str, int]
     """Of the last update: the checksum of the loaded bytes and what was read back."""
 
-    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
-        """Nothing has to be met: every update names its own segment."""
+    def init_transfer_engine(self, init_info: Owner) -> None:
+        """End with the owner; every update names its own segment, so nothing else is to be met."""
+        ends = threading.Thread(
+            target=end_with, args=(init_info.owner_pid, os.getppid()), name="owner", daemon=True
+        )
+        ends.start()
 
     def start_weight_update(self) -> None:
         """Touch nothing yet: an update that does not fit must leave the old weights."""
@@ -76,6 +92,20 @@ class SegmentTransferEngine(WeightTransferEngine[WeightTransferInitInfo, Segment
 
     def shutdown(self) -> None:
         """Segments are closed by whoever wrote them."""
+
+
+def end_with(owner_pid: int, parent_pid: int) -> None:
+    """Kill this process and its parent, an engine core, once the owner is gone.
+
+    vLLM's engine core does not see that who started it was killed, and would keep its memory for
+    ever. Waits for the end of the owner, and for nothing else.
+    """
+    descriptor = os.pidfd_open(owner_pid)
+    select.select([descriptor], [], [])
+    if parent_pid != owner_pid:  # else the worker lives inside the core
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(parent_pid, signal.SIGKILL)
+    os._exit(1)
 
 
 def renew_packed(model: nn.Module) -> None:
