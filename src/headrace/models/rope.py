@@ -11,18 +11,24 @@ from headrace.models.decoder_config import DecoderConfig, RopeScaling
 
 
 def rope_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, each [max_positions, head_dim / 2] in fp32."""
+    """Return cos and sin, each [max_positions, head_dim] in fp32, as `apply_rope` takes them.
+
+    Both halves of a head turn by the same angles; the first half of sin is negated.
+    """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = _scaled(1.0 / config.rope_theta**exponents, config.rope_scaling)
     angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32), frequencies)
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def apply_rope(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``states`` [N, heads, head_dim] by ``cos`` and ``sin`` [N, head_dim / 2]."""
-    first, second = states.chunk(2, dim=-1)
+    """Rotate ``states`` [N, heads, head_dim] by rows of `rope_table` [N, head_dim].
+
+    (a, b) becomes (a cos - b sin, b cos + a sin) for the two halves a and b of a head.
+    """
     cos, sin = cos.unsqueeze(1).to(states.dtype), sin.unsqueeze(1).to(states.dtype)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return states * cos + states.roll(states.shape[-1] // 2, -1) * sin
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

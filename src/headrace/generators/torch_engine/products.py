@@ -43,7 +43,7 @@ class Form(Protocol):
         ...
 
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [N, outputs] for ``hidden`` [N, inputs], in its dtype."""
+        """Return [N, outputs] for ``hidden`` [N, inputs], in its dtype or a wider one."""
         ...
 
 
@@ -123,10 +123,11 @@ class FusedProducts:
     def __call__(self, hidden: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """See `Products`."""
         unit = self._units[linears[0]]
-        return torch.split(unit.form.multiply(hidden, unit.bias), unit.sizes, dim=-1)
+        product = unit.form.multiply(hidden, unit.bias).to(hidden.dtype)
+        return torch.split(product, unit.sizes, dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [N, vocab] for ``hidden`` [N, hidden]."""
+        """Return [N, vocab] for ``hidden`` [N, hidden], in its dtype or a wider one."""
         return self._head.form.multiply(hidden, None)
 
 
@@ -222,9 +223,7 @@ class _Quantized:
         # torch's one public way to an int8 product is still spelled with an underscore.
         sums = torch._int_mm(quantized, self._weight)[:num_rows]  # noqa: SLF001
         product = torch.mul(sums, self._scale).mul_(scale[:num_rows])
-        if bias is not None:
-            product += bias
-        return product.to(hidden.dtype)
+        return product if bias is None else product.add_(bias)
 
 
 LEAST_INT8_ROWS = 32
