@@ -32,6 +32,8 @@ class KVCache:
         shape = (0, config.num_kv_heads, block_size, config.head_dim)
         self._keys = [self._zeros(shape, dtype) for _ in range(config.num_layers)]
         self._values = [self._zeros(shape, dtype) for _ in range(config.num_layers)]
+        self._gathered = (self._zeros(shape, dtype), self._zeros(shape, dtype))
+        """Memory for copies of scattered blocks: fresh memory would cost more than copying."""
 
     @property
     def num_blocks(self) -> int:
@@ -52,6 +54,7 @@ class KVCache:
 
     def clear(self) -> None:
         """Give everything back."""
+        self._gathered = (self._gathered[0].new_zeros(0), self._gathered[1].new_zeros(0))
         self._keys = [keys.new_zeros(0, *keys.shape[1:]) for keys in self._keys]
         self._values = [values.new_zeros(0, *values.shape[1:]) for values in self._values]
 
@@ -67,17 +70,26 @@ class KVCache:
         self._values[layer][blocks, :, offsets] = value
 
     def read(self, layer: int, blocks: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return keys and values [n, kv_heads, block_size, head_dim]; a slice is not copied."""
+        """Return keys and values [n, kv_heads, block_size, head_dim], valid until the next read.
+
+        A slice is not copied.
+        """
         keys, values = self._keys[layer], self._values[layer]
         if isinstance(blocks, slice):
             return keys[blocks], values[blocks]
-        return keys.index_select(0, blocks), values.index_select(0, blocks)
+        if len(self._gathered[0]) < len(blocks):
+            shape = (int(GROWTH * len(blocks)), *keys.shape[1:])
+            self._gathered = (self._zeros(shape, self.dtype), self._zeros(shape, self.dtype))
+        places = [room[: len(blocks)] for room in self._gathered]
+        torch.index_select(keys, 0, blocks, out=places[0])
+        torch.index_select(values, 0, blocks, out=places[1])
+        return places[0], places[1]
 
     def read_runs(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [S, kv_heads, T * block_size, D] of runs of ``blocks`` [S, T]."""
         keys, values = (
-            part.view(*blocks.shape, *part.shape[1:]).transpose(1, 2).flatten(2, 3)
-            for part in self.read(layer, blocks.flatten())
+            part[blocks].transpose(1, 2).flatten(2, 3)
+            for part in (self._keys[layer], self._values[layer])
         )
         return keys, values
 
@@ -94,4 +106,4 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Memory held."""
-        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values, *self._gathered))

@@ -18,7 +18,7 @@ from headrace.generators.torch_engine.kv_cache import KVCache
 from headrace.models.attention import AttentionMask, Padding, attend, visible
 from headrace.models.decoder_config import DecoderConfig
 
-STRETCH = 1.5
+STRETCH = 2.0
 """A stretch of the cache is read as it lies, not copied, when at most so many of its blocks count
 for each one that is wanted."""
 BEYOND = 1 << 40
