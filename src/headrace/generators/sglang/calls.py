@@ -70,7 +70,7 @@ class Calls:
         self.name: str | None = None
         """Of the version that is sampled from; None when there is none to rely on."""
         self.statistics = Statistics()
-        self._options = options
+        self.options = options
         self._slots = asyncio.Semaphore(max_open)
 
     async def finish(self, group: OpenGroup, rollout: OpenRollout) -> None:
@@ -85,9 +85,9 @@ class Calls:
             except (ServerLost, ServerBusy) as error:
                 if not await self._is_same_server(rollout.member, error):
                     continue
-                if num_retries == self._options.max_retries:
+                if num_retries == self.options.max_retries:
                     raise
-                await asyncio.sleep(delay(num_retries, self._options.backoff_seconds))
+                await asyncio.sleep(delay(num_retries, self.options.backoff_seconds))
                 num_retries += 1
                 self.statistics.num_retries += 1
         self.statistics.rollout_seconds.append(time.monotonic() - began)
@@ -116,6 +116,7 @@ class Calls:
         rollout.call, rollout.is_interrupted = open_call, False
         try:
             reply = await self._answer(member, open_call)
+            member.heard_at = time.monotonic()
             sampled = Sampled() if reply is None else read_reply(reply, call, self.versions)
             rollout.draft.add(sampled)
             self._count(call, sampled)
@@ -159,13 +160,15 @@ class Calls:
     async def _answer(self, member: Member, call: OpenCall) -> dict[str, object] | None:
         """Return the reply; None if nobody waits for it any more. Time at a standstill is free."""
         try:
-            left = self._options.rollout_seconds
+            left = self.options.rollout_seconds
             while not call.http.done():
                 shut, began = self.gate.shut_seconds, time.monotonic()
-                await asyncio.wait({call.http}, timeout=left)
+                await asyncio.wait({call.http}, timeout=min(left, self.options.control_seconds))
                 left -= time.monotonic() - began - (self.gate.shut_seconds - shut)
+                if not call.http.done():
+                    await self._look_after(member)
                 if left <= 0.0 and not call.http.done():
-                    await self._overdue(member)
+                    self._overdue(member)
             return await call.http
         except asyncio.CancelledError:
             if call.lost is not None and call.http.cancelled():
@@ -176,17 +179,28 @@ class Calls:
         finally:
             call.http.cancel()  # closes the connection, by which the server drops the request
 
-    async def _overdue(self, member: Member) -> None:
-        """Raise what a late answer means: a server that hangs, or a rollout that is too long."""
+    async def _look_after(self, member: Member) -> None:
+        """Ask a server that has been silent for long whether it generates; else it is lost.
+
+        What is asked at a standstill says nothing.
+        """
+        shut = self.gate.shut_seconds
+        async with member.examining:
+            silent = time.monotonic() - member.heard_at
+            if member.lost is not None or silent < self.options.control_seconds:
+                return
+            if await member.is_well():
+                member.heard_at = time.monotonic()
+            elif self.gate.shut_seconds == shut:
+                member.lose(f"{member.url}/generate: silent for {silent:.0f} s, and it is not well")
+                self.statistics.num_lost += 1
+
+    def _overdue(self, member: Member) -> None:
         msg = (
             f"{member.url}/generate: no answer within generator.sglang.rollout_deadline_seconds = "
-            f"{self._options.rollout_seconds:g}"
+            f"{self.options.rollout_seconds:g} from a server that works; raise it, or lower "
+            "sampling.max_tokens"
         )
-        if not await member.is_well():
-            member.lose(f"{msg}, and it does not generate")
-            self.statistics.num_lost += 1
-            raise ServerLost(msg)
-        msg += " from a server that works; raise it, or lower sampling.max_tokens"
         raise GeneratorFailure(msg)
 
     async def _is_same_server(self, member: Member | None, error: GeneratorFailure) -> bool:

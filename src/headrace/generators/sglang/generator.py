@@ -7,13 +7,12 @@ stops the servers and brings them weights. Starts no server and ends none.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.config.sglang_rules import sglang_refusals
-from headrace.errors import GeneratorFailure, WeightSyncError
+from headrace.errors import GeneratorFailure
 from headrace.generators.sglang.calls import Calls, OpenGroup, OpenRollout, take_back
 from headrace.generators.sglang.client import Server, http_client
 from headrace.generators.sglang.draft import Decode, Draft
@@ -21,13 +20,12 @@ from headrace.generators.sglang.options import SGLangOptions
 from headrace.generators.sglang.sampling import unsupported_by
 from headrace.generators.sglang.servers import Member, usable
 from headrace.generators.sglang.statistics import Statistics
-from headrace.generators.sglang.updates import Updates
+from headrace.generators.sglang.updates import CLOSED, Updates
 from headrace.generators.sglang.weights import PublishedWeights
 from headrace.generators.torch_engine.admission import check_requests
 from headrace.models.decoder_config import DecoderConfig
 from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
 
-CLOSED = "the generator was closed"
 NO_BOUND = 1 << 62
 """The servers' caches queue what does not fit."""
 
@@ -79,9 +77,6 @@ class SGLangGenerator:
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `Generator`. Each server has ``generator.sglang.update_deadline_seconds`` to load."""
-        if self._is_closed:
-            msg = f"version {update.policy_version}: {CLOSED}"
-            raise WeightSyncError(msg)
         await self._updates.update(update)
 
     def metrics(self) -> Mapping[str, float]:
@@ -126,9 +121,7 @@ class SGLangGenerator:
         tasks = [r.task for g in self._open for r in g.rollouts if r.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        if self._updates.is_paused:
-            with contextlib.suppress(GeneratorFailure):
-                await self._updates.resume()
+        await self._updates.close()
         await self._http.aclose()
         await asyncio.to_thread(self._weights.close)
 

@@ -51,6 +51,8 @@ class Member:
         self.lost: str | None = "it has not been asked yet"
         """Why it cannot be used; None while it answers."""
         self.calls: set[OpenCall] = set()
+        self.heard_at = 0.0
+        """When it last answered a call or was found well, by the monotonic clock."""
         self.examining = asyncio.Lock()
         self._options = options
 
@@ -67,11 +69,10 @@ class Member:
             call.http.cancel()
 
     async def read_facts(self) -> ServerFacts:
-        """Ask what it is. Raises ServerLost, ServerBusy, ServerRefused."""
+        """Ask what it is, once. Raises ServerLost, ServerBusy, ServerRefused."""
         seconds = self._options.control_seconds
-        server_info = await self._asked(lambda: self.server.get("/server_info", seconds))
-        model_info = await self._asked(lambda: self.server.get("/model_info", seconds))
-        return ServerFacts.of(server_info, model_info)
+        server_info = await self.server.get("/server_info", seconds)
+        return ServerFacts.of(server_info, await self.server.get("/model_info", seconds))
 
     async def weight_version(self) -> object:
         """Return the name of the weights that it says it holds."""
@@ -133,9 +134,7 @@ class Member:
         try:
             async with asyncio.timeout(self._options.control_seconds):
                 while not call.is_over.is_set():
-                    await self.server.tell(
-                        "/abort_request", {"rid": call.rid}, self._options.control_seconds
-                    )
+                    await self._abort(call.rid)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(call.is_over.wait(), ABORT_AGAIN_SECONDS)
         except (TimeoutError, GeneratorFailure):
@@ -143,10 +142,15 @@ class Member:
             call.http.cancel()
             await call.is_over.wait()
 
+    async def _abort(self, rid: str) -> None:
+        seconds = self._options.control_seconds
+        await self._asked(lambda: self.server.tell("/abort_request", {"rid": rid}, seconds))
+
     async def is_well(self) -> bool:
-        """Ask whether it still generates."""
+        """Ask whether it still generates: it answers with a token, if it has none to make."""
+        seconds = self._options.control_seconds
         try:
-            await self.server.see("/health_generate", self._options.control_seconds)
+            await self._asked(lambda: self.server.see("/health_generate", seconds))
         except GeneratorFailure:
             return False
         return True

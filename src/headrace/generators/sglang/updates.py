@@ -17,7 +17,8 @@ from typing import TypeVar, assert_never
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.sglang.calls import Calls, OpenGroup, OpenRollout, stop_call
-from headrace.generators.sglang.client import ServerBusy, ServerLost
+from headrace.generators.sglang.client import ServerBusy, ServerLost, repeated
+from headrace.generators.sglang.facts import ServerFacts
 from headrace.generators.sglang.gate import Gate
 from headrace.generators.sglang.servers import Member, PauseMode, usable
 from headrace.generators.sglang.weights import PublishedWeights
@@ -25,6 +26,7 @@ from headrace.types import OnUpdate, WeightUpdate
 
 T = TypeVar("T")
 
+CLOSED = "the generator was closed"
 UPDATE = "update"
 PAUSE = "pause"
 
@@ -51,6 +53,8 @@ class Updates:
         self._architecture = architecture
         self._run = secrets.token_hex(4)
         self._updating = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._controlling = asyncio.Lock()
         """Held while servers are told to stop, load or go on, so that these do not cross."""
 
@@ -84,17 +88,37 @@ class Updates:
     async def update(self, update: WeightUpdate) -> None:
         """See `Generator.update_weights`."""
         async with self._updating:
-            await self._ask_unknown()
-            # Told apart also where a version is published twice: the name proves a load.
-            name = f"headrace-{self._run}-{len(self._calls.versions)}-v{update.policy_version}"
-            directory = await _to_the_end(self._weights.write, update, name)
-            try:
-                async with self._standstill():
-                    began = time.monotonic()
-                    await self._load(directory, name, update.policy_version)
-                    self._calls.statistics.update_seconds += time.monotonic() - began
-            finally:
-                await _to_the_end(self._weights.remove, directory)
+            if not self._is_closed:
+                self._running = asyncio.create_task(self._update(update))
+                try:
+                    return await self._running
+                except asyncio.CancelledError:
+                    if not self._is_closed:
+                        raise
+        msg = f"version {update.policy_version}: {CLOSED}"
+        raise WeightSyncError(msg)
+
+    async def close(self) -> None:
+        """End the update that is under way, and set paused servers going."""
+        self._is_closed = True
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        if self.is_paused:
+            await self.resume()
+
+    async def _update(self, update: WeightUpdate) -> None:
+        await self._ask_unknown()
+        # Told apart also where a version is published twice: the name proves a load.
+        name = f"headrace-{self._run}-{len(self._calls.versions)}-v{update.policy_version}"
+        directory = await _to_the_end(self._weights.write, update, name)
+        try:
+            async with self._standstill():
+                began = time.monotonic()
+                await self._load(directory, name, update.policy_version)
+                self._calls.statistics.update_seconds += time.monotonic() - began
+        finally:
+            await _to_the_end(self._weights.remove, directory)
 
     # --- before -------------------------------------------------------------------------------
 
@@ -116,7 +140,7 @@ class Updates:
 
     async def _ask(self, member: Member) -> list[str]:
         try:
-            facts = await member.read_facts()
+            facts = await self._read_facts(member)
             # Whoever used it before may have left it paused, and then it answers nothing.
             await member.resume()
         except (ServerLost, ServerBusy) as error:
@@ -129,6 +153,13 @@ class Updates:
         if not problems:
             member.facts, member.lost = facts, None
         return problems
+
+    async def _read_facts(self, member: Member) -> ServerFacts:
+        """Be patient at the start. A server that was lost later holds up no update."""
+        if self._calls.versions:
+            return await member.read_facts()
+        options = self._calls.options
+        return await repeated(member.read_facts, options.max_retries, options.backoff_seconds)
 
     # --- the standstill -----------------------------------------------------------------------
 

@@ -295,12 +295,46 @@ def test_a_rollout_that_takes_too_long_fails_and_is_never_drawn_again(lab: Lab) 
 
 def test_a_server_that_hangs_is_left_for_another_one(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(2, rollout_seconds=1.5, control_seconds=1.0) as site:
+        async with lab.site(2, control_seconds=2.0) as site:
             await site.load(1)
             site.servers[0].credit = 0
             site.servers[0].faults["/health_generate"] = [silent]
-            assert (await site.one(lab.request())).completion_ids
-            assert len(site.servers[1].bodies("/generate")) == 1
+            found = await site.collect(lab.request("a", size=3))
+            assert len(found["a"].rollouts) == 3
+            assert len(site.servers[1].bodies("/generate")) == 3
+            assert len(site.servers[0].bodies("/health_generate")) == 1
+
+    lab.run(work)
+
+
+def test_a_server_that_is_slow_and_well_is_waited_for(lab: Lab) -> None:
+    async def work() -> None:
+        async with lab.site(2, control_seconds=2.0) as site:
+            await site.load(1)
+            site.servers[0].credit = 0
+            task = site.begin(lab.request())
+            await site.seen("/health_generate", 2)
+            site.servers[0].credit = None
+            assert (await task)["a"].rollouts
+            assert site.servers[1].bodies("/generate") == []
+
+    lab.run(work)
+
+
+def test_a_server_that_is_asked_at_a_standstill_is_not_lost(lab: Lab) -> None:
+    async def work() -> None:
+        async with lab.site(control_seconds=2.0) as site:
+            await site.load(1)
+            site.server.credit = 0
+            site.server.faults["/health_generate"] = [silent]
+            task = site.begin(lab.request())
+            await site.seen("/health_generate")
+            await site.generator.pause()
+            await asyncio.sleep(2.5)
+            site.server.credit = None
+            await site.generator.resume()
+            assert (await task)["a"].rollouts
+            assert len(site.server.bodies("/generate")) == 1
 
     lab.run(work)
 

@@ -175,6 +175,22 @@ def test_a_rollout_taken_back_at_its_very_end_has_ended(
     lab.run(work)
 
 
+@pytest.mark.parametrize("by_length", [True, False])
+def test_an_abort_in_the_step_of_an_end_is_that_end(lab: Lab, by_length: bool) -> None:
+    async def work() -> None:
+        async with lab.site() as site:
+            await site.load(1)
+            free = await site.one(lab.request("a", **ENDLESS))
+            end = {"max_tokens": 4} if by_length else {"stop_token_ids": free.completion_ids[3:4]}
+            whole = await site.one(lab.request("a", **{**ENDLESS, **end}))
+            assert len(whole.completion_ids) == 4
+            (rollout,) = await aborted(site, await begin(site, lab, 3, **end))
+            assert rollout == whole
+            assert len(site.server.bodies("/generate")) == 3
+
+    lab.run(work)
+
+
 def test_a_stop_string_that_an_interruption_cut_in_two_is_found(lab: Lab) -> None:
     async def work() -> None:
         async with lab.site() as site:
@@ -284,10 +300,11 @@ def test_an_abort_that_overtakes_its_request_is_told_again(lab: Lab) -> None:
             abort = asyncio.create_task(site.generator.abort(["a"]))
             await site.seen("/abort_request")
             admit.set()
+            await until(lambda: bool(site.server.front))
+            await site.seen("/abort_request", 2)
             site.server.credit = None
             await abort
-            assert (await task)["a"].rollouts[0].finish_reason in {"abort", "length"}
-            await abort
+            assert (await task)["a"].rollouts[0].finish_reason == "abort"
 
     lab.run(work)
 

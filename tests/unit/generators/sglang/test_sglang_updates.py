@@ -408,3 +408,23 @@ def test_an_update_that_is_given_up_leaves_the_servers_going(lab: Lab) -> None:
             assert (await site.one(lab.request(**ENDLESS))).version_spans == spans((3, 12))
 
     lab.run(work)
+
+
+@pytest.mark.parametrize("on_update", ["wait", "keep"])
+def test_an_update_under_way_when_the_generator_closes_says_so(lab: Lab, on_update: str) -> None:
+    async def work() -> None:
+        async with lab.site(on_update=on_update) as site:
+            await site.load(1)
+            task = await begun(site, lab, 2, "a")
+            site.server.faults["/update_weights_from_disk"] = [lambda *_: None]
+            update = site.begin_update(2)
+            await site.settled()
+            await site.generator.close()
+            for failing in (update, site.begin_update(3)):
+                with pytest.raises(WeightSyncError, match=r"version .: the generator was closed"):
+                    await failing
+            with pytest.raises(GeneratorFailure):
+                await task
+            assert not site.server.is_paused
+
+    lab.run(work)
