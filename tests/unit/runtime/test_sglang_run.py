@@ -122,7 +122,7 @@ def test_what_a_recipe_says_of_servers_reaches_the_generator(prepare: Prepare) -
     async def main() -> None:
         generator = _sglang_generator(prepared)
         assert isinstance(generator, SGLangGenerator)
-        options = generator._calls._options
+        options = generator._calls.options
         assert options.urls == ("http://one:1", "https://two:2")
         assert options.weights_directory == Path("/shared/weights")
         assert (options.rollout_seconds, options.control_seconds) == (1.5, 2.5)
