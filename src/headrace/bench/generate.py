@@ -1,11 +1,13 @@
 """`bench generate [--against hf,vllm]`: how fast rollouts are sampled, and what bounds it.
 
 Measured: tokens a second of SmolLM2-135M, 8 prompts of 64 tokens with 8 rollouts of 64 new tokens
-each (`8x8`), and of one sequence alone (`1`), prefill included, on one thread and on two; each in a
-process of its own, the median of three repetitions after one that does not count. Beside it, in the
-same run: the peers; the bare matrix products of the same work (`bound_share`); a memcpy of the
-weights; a group of 16 on a prompt of 512 tokens against a single rollout on it; and lengths drawn
-log-normal with sigma 1 against equal ones, 64 rollouts at a time. Not measured: loading, scoring.
+each (`8x8`), and of one sequence alone (`1`), prefill included, on one thread and on two; in bf16,
+fp32 and with matrices in eight bits; each in a process of its own, the median of three repetitions
+after one that does not count. Beside it, in the same run: the peers; the bare matrix products of
+the same work (`bound_share`); a memcpy of the weights; a group of 16 on a prompt of 512 tokens
+against a single rollout on it; lengths drawn log-normal with sigma 1 against equal ones, 64
+rollouts at a time; and a model of 3 million parameters in fp32, one sequence (`nano_b1`) and 256
+(`nano_b256`). Not measured: loading, scoring.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from typing import Any
 from headrace.bench import vllm_peer
 from headrace.bench.command import run_module
 from headrace.bench.generate_records import Engine, GeneratePlan
+from headrace.bench.nano_model import write_nano_model
 from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.models.catalogue import resolve_model
 
 MODEL = "smollm2-135m"
 
 _ENGINES: tuple[Engine, ...] = ("hf", "vllm")
-_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+_SHORT = {"bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
+_PEER_DTYPES = ("bfloat16", "float32")
+_NANO_BATCHES = (1, 256)
 
 
 def measure(peers: Peers, progress: Progress) -> Figures:
@@ -41,13 +46,22 @@ def measure(peers: Peers, progress: Progress) -> Figures:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         runs = _Runs(Path(name), progress)
         figures: dict[str, float] = {}
-        for dtype in ("bfloat16", "float32"):
-            figures |= _speed(runs, GeneratePlan(engine="headrace", model=model, dtype=dtype))
         plan = GeneratePlan(engine="headrace", model=model)
+        for dtype in _SHORT:
+            figures |= _speed(runs, replace(plan, dtype=dtype))
+        nano = replace(plan, model=str(write_nano_model(Path(name) / "nano")), dtype="float32")
+        figures |= {
+            f"tokens_per_second_nano_b{batch}": runs.tokens_per_second(_batch(nano, batch))
+            for batch in _NANO_BATCHES
+        }
         figures["tokens_per_second_bf16_1"] = runs.tokens_per_second(_alone(plan))
         for peer in _ENGINES:
             if peer in peers:
-                figures |= _against(runs, plan, figures, peer)
+                figures |= _against(runs, plan, nano, figures, peer)
+        if "vllm" in peers:
+            figures["ratio_int8_vs_vllm_bf16_8x8"] = (
+                figures["tokens_per_second_int8_8x8"] / figures["vllm_tokens_per_second_bf16_8x8"]
+            )
         two = runs.tokens_per_second(replace(plan, num_threads=2))
         figures["two_thread_scaling_bf16"] = two / figures["tokens_per_second_bf16_8x8"]
         figures |= _shared_prefill(runs, plan)
@@ -103,14 +117,16 @@ def _speed(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
 
 
 def _against(
-    runs: _Runs, plan: GeneratePlan, own: dict[str, float], peer: Engine
+    runs: _Runs, plan: GeneratePlan, nano: GeneratePlan, own: dict[str, float], peer: Engine
 ) -> dict[str, float]:
     """Measure ``peer`` on what headrace was measured on, and compare."""
     theirs = replace(plan, engine=peer)
     speeds = {
-        f"{kind}_8x8": runs.tokens_per_second(replace(theirs, dtype=dtype))
-        for dtype, kind in _SHORT.items()
+        f"{_SHORT[dtype]}_8x8": runs.tokens_per_second(replace(theirs, dtype=dtype))
+        for dtype in _PEER_DTYPES
     }
+    for batch in _NANO_BATCHES:
+        speeds[f"nano_b{batch}"] = runs.tokens_per_second(replace(_batch(nano, batch), engine=peer))
     speeds["bf16_1"] = runs.tokens_per_second(_alone(theirs))
     ratios = {
         f"ratio_vs_{peer}_{kind}": own[f"tokens_per_second_{kind}"] / speed
@@ -121,7 +137,12 @@ def _against(
 
 def _alone(plan: GeneratePlan) -> GeneratePlan:
     """Return ``plan`` with one sequence."""
-    return replace(plan, num_groups=1, group_size=1)
+    return _batch(plan, 1)
+
+
+def _batch(plan: GeneratePlan, num_sequences: int) -> GeneratePlan:
+    """Return ``plan`` with sequences of nothing in common."""
+    return replace(plan, num_groups=num_sequences, group_size=1)
 
 
 def _shared_prefill(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:

@@ -67,14 +67,14 @@ def _vocabulary(plan: GeneratePlan) -> int:
 
 
 def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
-    import torch
 
     from headrace.compute import ComputeThread
     from headrace.generators import TorchGenerator
     from headrace.models.checkpoint import load_decoder
     from headrace.models.weights import weight_update
+    from headrace.runtime.precision import resolve_dtype
 
-    dtype = getattr(torch, plan.dtype)
+    dtype = resolve_dtype(plan.dtype)
     decoder = load_decoder(Path(plan.model), dtype)
     tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
     update = weight_update(0, tensors)
@@ -87,6 +87,7 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
             compute=compute,
             dtype=dtype,
             max_concurrent_rollouts=plan.max_concurrent_rollouts,
+            is_quantized=plan.dtype == "int8",
         )
 
         async def once(repetition: int) -> float:
@@ -166,10 +167,11 @@ def _linear_seconds(plan: GeneratePlan, model: Path) -> float:
 
     from headrace.generators.torch_engine.products import FusedProducts
     from headrace.models.checkpoint import load_decoder
+    from headrace.runtime.precision import resolve_dtype
 
-    dtype = getattr(torch, plan.dtype)
+    dtype = resolve_dtype(plan.dtype)
     decoder = load_decoder(model, dtype)
-    products = FusedProducts(decoder, dtype, torch.device("cpu"))
+    products = FusedProducts(decoder, dtype, torch.device("cpu"), is_quantized=plan.dtype == "int8")
     with torch.no_grad():
         products.load({name: weight.detach() for name, weight in decoder.named_parameters()})
 

@@ -12,8 +12,10 @@ import torch
 
 from headrace.bench import generate, generate_run, vllm_peer
 from headrace.bench.generate_records import Engine, GeneratePlan
+from headrace.bench.nano_model import write_nano_model
 from headrace.errors import ConfigError
 from headrace.generators import TorchGenerator
+from headrace.models.checkpoint import load_decoder
 from headrace.types import GenerationRequest, RolloutGroup
 
 
@@ -81,6 +83,8 @@ def test_figures_are_ratios_of_the_runs_they_name(
         seconds = {"hf": 4.0, "vllm": 2.5, "headrace": 2.0}[plan.engine] / plan.num_threads
         seconds *= 1.25 if plan.length_sigma else 1.0
         seconds *= 1.1 if plan.group_size == 16 else 1.0
+        seconds *= 0.5 if plan.dtype == "int8" else 1.0
+        seconds *= plan.num_groups if plan.model.endswith("nano") else 1.0
         result = {
             "seconds": [seconds] * 3,
             "num_tokens": 100,
@@ -107,6 +111,11 @@ def test_figures_are_ratios_of_the_runs_they_name(
         "ratio_vs_vllm_bf16_8x8": 1.25,
         "ratio_vs_vllm_fp32_8x8": 1.25,
         "ratio_vs_vllm_bf16_1": 1.25,
+        "ratio_int8_vs_vllm_bf16_8x8": 2.5,
+        "tokens_per_second_nano_b256": 50.0 / 256,
+        "vllm_tokens_per_second_nano_b1": 40.0,
+        "ratio_vs_vllm_nano_b1": 1.25,
+        "ratio_vs_vllm_nano_b256": 1.25,
         "two_thread_scaling_bf16": 2.0,
         "group_prefill_ratio_g16": 1.1,
         "lognormal_throughput_share": 0.8,
@@ -114,6 +123,24 @@ def test_figures_are_ratios_of_the_runs_they_name(
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     alone = generate.measure((), lambda _: None)
     assert not [name for name in alone if "hf" in name or "vllm" in name]
+
+
+@pytest.mark.parametrize("engine", ["headrace", "hf"])
+def test_the_nano_model_is_a_checkpoint_of_three_million_parameters_that_engines_load(
+    plan: GeneratePlan, engine: Engine, tmp_path: Path
+) -> None:
+    model = write_nano_model(tmp_path / "nano")
+    assert sum(p.numel() for p in load_decoder(model).parameters()) == pytest.approx(
+        3.1e6, rel=0.05
+    )
+    found = generate_run.run(replace(plan, engine=engine, model=str(model), num_repetitions=1))
+    assert found["num_tokens"] == 2 * 3 * 5
+
+
+def test_matrices_of_eight_bits_are_a_dtype_of_their_own(plan: GeneratePlan) -> None:
+    found = generate_run.run(replace(plan, dtype="int8", num_repetitions=1))
+    assert found["num_tokens"] == 2 * 3 * 5
+    assert found["linear_seconds"] > 0
 
 
 def test_the_python_of_vllm_may_be_named_and_must_be_there(
