@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.errors import RunDirectoryError
+from headrace.kept_support import decode
 from headrace.monitors.formatting import clipped, number, printable
 from headrace.monitors.rollouts import read_rollouts
 from headrace.monitors.run_directory import read_run, rollout_files
@@ -22,6 +23,8 @@ from headrace.types import Rollout, RolloutGroup, Verdict, VersionSpan
 
 _EXCERPT = 60
 _LISTED = 12
+_SAMPLING = 2000
+"""Characters shown of the sampling parameters: masks may be as long as the vocabulary."""
 
 TokenText = Callable[[int], str]
 """Token id -> its text, from the run's tokenizer."""
@@ -110,7 +113,7 @@ def _group_view(group: RolloutGroup, token_text: TokenText | None) -> Renderable
     prompt = group.prompt
     facts = (
         f"source {prompt.source}   prompt {prompt.prompt_id}   answer {prompt.answer}\n"
-        f"{group.sampling}"
+        f"{clipped(str(group.sampling), _SAMPLING)}"
     )
     head = Panel(
         Group(Text(printable(prompt.text)), Text(printable(facts), style="dim")),
@@ -144,17 +147,32 @@ def _verdict_view(verdict: Verdict) -> RenderableType:
 
 
 def _tokens(rollout: Rollout, token_text: TokenText | None) -> RenderableType:
+    columns = _columns(rollout)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in ("#", "id", "log-prob", "version", "trained"):
+    for heading in ("#", *columns):
         table.add_column(heading, justify="right")
     table.add_column("token" if token_text else "")
-    versions = [span.policy_version for span in rollout.version_spans for _ in _places(span)]
-    columns = (rollout.completion_ids, rollout.generator_logprobs, versions, rollout.loss_mask)
-    for place, (token, logprob, version, mask) in enumerate(zip(*columns, strict=True)):
-        shown = repr(token_text(token)) if token_text else ""
-        cells = (place, token, f"{logprob:.4f}", version, "yes" if mask else "no")
-        table.add_row(*map(str, cells), Text(printable(shown)))
+    cells = zip(rollout.completion_ids, *columns.values(), strict=True)
+    for place, (token, *shown) in enumerate(cells):
+        text = repr(token_text(token)) if token_text else ""
+        table.add_row(str(place), *shown, Text(printable(text)))
     return table
+
+
+def _columns(rollout: Rollout) -> dict[str, list[str]]:
+    """Heading -> what stands below it; what was not recorded has no column."""
+    versions = [span.policy_version for span in rollout.version_spans for _ in _places(span)]
+    columns = {
+        "id": [str(token) for token in rollout.completion_ids],
+        "log-prob": [f"{logprob:.4f}" for logprob in rollout.generator_logprobs],
+        "version": [str(version) for version in versions],
+        "trained": ["yes" if mask else "no" for mask in rollout.loss_mask],
+    }
+    if rollout.raw_logprobs is not None:
+        columns["raw log-prob"] = [f"{logprob:.4f}" for logprob in rollout.raw_logprobs]
+    if rollout.kept_support is not None:
+        columns["kept"] = [str(len(decode(packed))) for packed in rollout.kept_support]
+    return columns
 
 
 def _places(span: VersionSpan) -> range:

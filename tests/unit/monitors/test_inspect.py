@@ -1,12 +1,16 @@
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
 
 from headrace.errors import RunDirectoryError
+from headrace.kept_support import encode
 from headrace.monitors import inspect_view, read_rollouts
+from headrace.monitors.rollouts import write_rollouts
+from headrace.types import RolloutGroup, SamplingParams
 
 
 def _shown(view: RenderableType) -> str:
@@ -32,6 +36,36 @@ def test_a_group_is_shown_token_by_token(run_directory: Path) -> None:
     assert "got 10, expected 10" in text
     assert "'<5>'" in text
     assert "-0.3000" in text
+
+
+def test_raw_log_probs_and_the_number_of_kept_tokens_are_shown_where_they_were_recorded(
+    run_directory: Path, make_group: Callable[..., RolloutGroup]
+) -> None:
+    path = run_directory / "rollouts" / "step-000010.parquet"
+    group = make_group([1.0])
+    length = len(group.rollouts[0].completion_ids)
+    recorded = replace(
+        group.rollouts[0],
+        raw_logprobs=(-0.4321,) * length,
+        kept_support=(b"", *[encode(range(7, 7 + 1234))] * (length - 1)),
+    )
+    write_rollouts(path, [group, replace(group, group_id="0/r", rollouts=(recorded,))])
+    with_records = _shown(inspect_view(run_directory, step=10, group_id="0/r"))
+    assert "raw log-prob" in with_records
+    assert with_records.count("-0.4321") == length
+    assert with_records.count(" 1234 ") == length - 1
+    assert "kept " not in _shown(inspect_view(run_directory, step=10, group_id=group.group_id))
+
+
+def test_a_mask_as_long_as_a_vocabulary_is_shown_in_part(
+    run_directory: Path, make_group: Callable[..., RolloutGroup]
+) -> None:
+    path = run_directory / "rollouts" / "step-000010.parquet"
+    group = make_group([1.0], sampling=SamplingParams(banned_token_ids=tuple(range(9000))))
+    write_rollouts(path, [group])
+    text = _shown(inspect_view(run_directory, step=10, group_id=group.group_id))
+    assert "more characters" in text
+    assert len(text) < 15_000
 
 
 def test_control_characters_of_a_completion_never_reach_the_terminal(

@@ -99,6 +99,15 @@ def test_groups_are_read_back_exactly_as_they_were_written(batch: tuple[RolloutG
         assert read_rollouts(path) == batch
 
 
+def test_a_file_without_the_optional_records_is_read_as_one_that_has_none(
+    tmp_path: Path, make_group: Callable[..., RolloutGroup]
+) -> None:
+    path = tmp_path / "x.parquet"
+    write_rollouts(path, [make_group([1.0])])
+    pq.write_table(pq.read_table(path).drop_columns(["raw_logprobs", "kept_support"]), path)
+    assert read_rollouts(path) == (make_group([1.0]),)
+
+
 def test_a_rollout_that_was_not_scored_has_no_reward_in_the_file(
     tmp_path: Path, make_group: Callable[..., RolloutGroup]
 ) -> None:
