@@ -121,6 +121,20 @@ def test_masked_log_probs_are_those_of_what_the_mask_leaves(lab: Lab, temperatur
             assert rollout.generator_logprobs == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_each_rollout_keeps_its_mask_when_others_leave(lab: Lab, is_early: bool) -> None:
+    requests = []
+    for index in range(5):
+        allowed, longest = tuple(range(10 * index, 10 * index + 10)), 3 + 3 * index
+        kw: dict[str, Any] = {"allowed_token_ids": allowed, "max_tokens": longest}
+        kw |= {"min_tokens": longest if is_early else 0, "stop_token_ids": (allowed[0],)}
+        requests.append(lab.request(str(index), PROMPT, size=2, seed=index, **kw))
+    for name, group in lab.run(saying(lab, None), requests).items():
+        for rollout in group.rollouts:
+            assert {token // 10 for token in rollout.completion_ids} == {int(name)}
+            assert not is_early or 10 * int(name) not in rollout.completion_ids
+
+
 def test_greedy_takes_the_best_of_what_the_mask_leaves(lab: Lab) -> None:
     decoder = lab.decoder()
     best = rollouts_of(lab, decoder, size=1, temperature=0.0)[0].completion_ids[0]
