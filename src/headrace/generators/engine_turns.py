@@ -79,8 +79,10 @@ class EngineTurns:
         self._ended = threading.Event()
         self._resting_since: float | None = time.monotonic()
         """Since when there is no turn, less what was counted; None while there is one."""
+        self.num_turns = 0
+        """Turns so far, by which others see that it lives."""
         self.num_steps = 0
-        """Engine steps so far, by which others see that it lives."""
+        """Turns that were engine steps."""
 
     @property
     def stands_still(self) -> bool:
@@ -174,6 +176,7 @@ class EngineTurns:
         elif self._may_step():
             self._step()
         self._begin_next()
+        self.num_turns += 1
         with self._gate:
             self._has_turn = False
             if self._may_step() or not self._inbox.empty() or self._closing.is_set():

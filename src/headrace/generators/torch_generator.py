@@ -166,11 +166,11 @@ class TorchGenerator:
         future = asyncio.ensure_future(awaited)
         try:
             while True:
-                before = self._engine.num_steps
+                before = self._engine.num_turns
                 await asyncio.wait({future}, timeout=STALL_SECONDS)
                 if future.done():
                     return future.result()
-                if self._engine.num_steps == before and not self._engine.stands_still:
+                if self._engine.num_turns == before and not self._engine.stands_still:
                     msg = f"no engine step for {STALL_SECONDS:.0f} s while waiting for {what}"
                     raise GeneratorFailure(msg)
         finally:

@@ -155,3 +155,9 @@ def lab() -> Iterator[Lab]:
     yield lab
     for thread in lab.threads:
         thread.close(timeout_seconds=5.0)
+
+
+@pytest.fixture
+def shape() -> dict[str, Any]:
+    """What `Lab.config` is made of."""
+    return dict(SHAPE)

@@ -1,0 +1,380 @@
+"""The role's other half: standing still, handing back, and going on, also elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.errors import GeneratorFailure, WeightSyncError
+from headrace.generators import TorchGenerator, torch_generator
+from headrace.models.decoder import Decoder
+from headrace.roles import Generator, Interruptible
+from headrace.types import GenerationRequest, OnUpdate, Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    from tests.unit.generators.conftest import Lab
+
+HANG_SECONDS = 240
+LONG = 250
+"""Tokens of a rollout that is still under way when a command arrives."""
+
+
+def long_decoder(lab: Lab, seed: int = 0) -> Decoder:
+    return lab.decoder(seed, max_position_embeddings=1024)
+
+
+def check(
+    lab: Lab,
+    work: Callable[[TorchGenerator], Awaitable[None]],
+    *,
+    loaded: bool = True,
+    **options: object,
+) -> None:
+    """Run ``work`` with a generator that holds version 1, and close it."""
+
+    async def main() -> None:
+        generator = lab.generator(long_decoder(lab).config, **options)
+        if loaded:
+            await generator.update_weights(lab.update(long_decoder(lab)))
+        try:
+            await asyncio.wait_for(work(generator), HANG_SECONDS)
+        finally:
+            await generator.close()
+
+    asyncio.run(main())
+
+
+Call = asyncio.Future[dict[str, RolloutGroup]]
+
+
+async def begin(
+    lab: Lab, generator: TorchGenerator, requests: Sequence[GenerationRequest], num_steps: int = 5
+) -> Call:
+    """Return the open call once the engine has made some more steps."""
+    first = generator._engine.num_steps
+    call = asyncio.ensure_future(lab.collect(generator, requests))
+    while generator._engine.num_steps < first + num_steps:  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(0)
+    return call
+
+
+def tokens(group: RolloutGroup) -> list[tuple[int, ...]]:
+    return [rollout.completion_ids for rollout in group.rollouts]
+
+
+def versions(rollout: Rollout) -> list[int]:
+    return [span.policy_version for span in rollout.version_spans]
+
+
+def test_the_torch_generator_has_both_halves_of_the_role(lab: Lab) -> None:
+    generator = lab.generator(lab.config())
+    as_generator: Generator = generator
+    as_interruptible: Interruptible = generator
+    assert as_generator is as_interruptible
+    asyncio.run(generator.close())
+
+
+def test_nothing_is_sampled_while_paused_and_what_follows_is_as_if_nothing_had_happened(
+    lab: Lab,
+) -> None:
+    requests = [lab.request("a", size=3, max_tokens=LONG)]
+    later = [lab.request("b", size=2, seed=5)]
+    expected = lab.run(long_decoder(lab), [*requests, *later])
+
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, requests)
+        await asyncio.gather(generator.pause(), generator.pause())
+        await generator.pause()
+        before = generator._engine.num_steps
+        other = asyncio.ensure_future(lab.collect(generator, later))
+        for _ in range(5):  # each answer is one more chance to make a step
+            await generator.pause()
+        assert generator._engine.num_steps == before
+        assert not call.done()
+        assert not other.done()
+        await generator.resume()
+        await generator.resume()
+        assert {**await call, **await other} == expected
+
+    check(lab, work)
+
+
+def test_a_pause_before_the_first_weights_and_a_close_while_paused_are_answered(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        await generator.pause()
+        await generator.update_weights(lab.update(long_decoder(lab)))
+        call = asyncio.ensure_future(lab.collect(generator, [lab.request("a")]))
+        await generator.pause()
+        await generator.close()
+        with pytest.raises(GeneratorFailure, match="closed"):
+            await call
+        for refused in (generator.pause(), generator.resume()):
+            with pytest.raises(GeneratorFailure, match="closed"):
+                await refused
+
+    check(lab, work, loaded=False)
+
+
+def test_a_pause_is_no_hang_however_long_it_takes(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        await generator.pause()
+        call = asyncio.ensure_future(lab.collect(generator, [lab.request("a")]))
+        await generator.pause()
+        monkeypatch.setattr(torch_generator, "STALL_SECONDS", 0.02)
+        watched = asyncio.ensure_future(lab.collect(generator, [lab.request("b")]))
+        await asyncio.sleep(0.2)
+        assert not watched.done()
+        monkeypatch.setattr(torch_generator, "STALL_SECONDS", HANG_SECONDS)
+        await generator.resume()
+        assert "a" in await call
+        assert "b" in await watched
+
+    check(lab, work)
+
+
+def test_paused_time_is_an_idle_cause_of_its_own(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        generator.metrics()
+        await generator.pause()
+        await asyncio.sleep(0.05)
+        metrics = generator.metrics()
+        assert metrics["generator/idle/paused_seconds"] > 0.0
+        assert 0.0 < metrics["generator/idle/share"] <= 1.0
+        again = generator.metrics()["generator/idle/paused_seconds"]
+        assert again < metrics["generator/idle/paused_seconds"]
+
+    check(lab, work)
+
+
+# --- handing back -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_group_is_handed_back_at_once_and_goes_on_at_another_generator(
+    lab: Lab, paused: bool
+) -> None:
+    requests = [lab.request(name, size=3, max_tokens=LONG, seed=3) for name in "ab"]
+    expected = lab.run(long_decoder(lab), requests)
+    begun: list[GenerationRequest] = []
+
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, requests)
+        if paused:
+            await generator.pause()
+        await generator.abort(["a"])
+        await generator.resume()
+        found = await call
+        assert found["b"] == expected["b"]
+        assert {rollout.finish_reason for rollout in found["a"].rollouts} == {"abort"}
+        assert 0 < len(found["a"].rollouts[0].completion_ids) < LONG
+        metrics = generator.metrics()
+        assert metrics["generator/engine/num_aborted"] == 3
+        begun.append(replace(requests[0], begun=found["a"].rollouts))
+
+    check(lab, work)
+    (rollouts,) = (group.rollouts for group in lab.run(long_decoder(lab), begun).values())
+    for one, other in zip(rollouts, expected["a"].rollouts, strict=True):
+        assert one.completion_ids == other.completion_ids
+        assert one.version_spans == other.version_spans
+
+
+def test_unknown_groups_are_named_and_then_nothing_is_handed_back(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)])
+        with pytest.raises(GeneratorFailure, match=r"abort b, c: no open generate\(\) call"):
+            await generator.abort(["a", "b", "c"])
+        await generator.abort([])
+        found = await call
+        assert found["a"].rollouts[0].finish_reason == "length"
+        with pytest.raises(GeneratorFailure, match="abort a"):
+            await generator.abort(["a"])  # its call has ended
+
+    check(lab, work)
+
+
+def test_a_group_that_has_ended_and_was_not_yielded_yet_is_no_error_to_abort(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        stream = generator.generate([lab.request("a", max_tokens=LONG), lab.request("b")])
+        assert (await anext(stream)).group_id == "b"
+        while generator._engine._engine.has_work:  # noqa: ASYNC110 - as in `begin`
+            await asyncio.sleep(0)
+        await generator.abort(["a"])
+        assert (await anext(stream)).rollouts[0].finish_reason == "length"
+
+    check(lab, work)
+
+
+def test_both_calls_that_use_one_group_id_yield_it(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        request = lab.request("a", max_tokens=LONG)
+        calls = [await begin(lab, generator, [request]) for _ in range(2)]
+        await generator.abort(["a"])
+        for found in await asyncio.gather(*calls):
+            assert found["a"].rollouts[0].finish_reason == "abort"
+
+    check(lab, work)
+
+
+def test_what_waits_behind_an_update_is_handed_back_as_it_came(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)])
+        update = asyncio.ensure_future(generator.update_weights(lab.update(long_decoder(lab), 2)))
+        await asyncio.sleep(0)
+        behind = [lab.request("b", size=2), lab.request("c", size=2)]
+        other = asyncio.ensure_future(lab.collect(generator, behind))
+        await asyncio.sleep(0)
+        await generator.abort(["b"])
+        await update
+        found = await other
+        assert [(r.completion_ids, r.finish_reason) for r in found["b"].rollouts] == [
+            ((), "abort")
+        ] * 2
+        assert [versions(rollout) for rollout in found["c"].rollouts] == [[2], [2]]
+        assert versions((await call)["a"].rollouts[0]) == [1]
+
+    check(lab, work)
+
+
+def test_a_request_whose_rollouts_have_ended_is_answered_without_the_engine(lab: Lab) -> None:
+    request = lab.request("a", size=2)
+    ended = lab.run(lab.decoder(), [request])["a"].rollouts
+
+    async def work(generator: TorchGenerator) -> None:
+        await generator.pause()
+        answered = replace(request, begun=ended)
+        stream = generator.generate([lab.request("b"), answered])
+        assert (await anext(stream)).rollouts == ended
+        await generator.resume()
+        assert (await anext(stream)).group_id == "b"
+
+    check(lab, work)
+
+
+CHILD = """
+import asyncio, pickle, sys
+import torch
+from headrace.compute import ComputeThread
+from headrace.generators import TorchGenerator
+from headrace.models.decoder_config import DecoderConfig
+from headrace.models.weights import weight_update
+
+shape, tensors, requests = pickle.load(sys.stdin.buffer)
+tensors = {name: torch.tensor(values) for name, values in tensors.items()}
+
+def decode(ids):
+    return "".join(chr(64 + token) for token in ids if token)
+
+async def main():
+    compute = ComputeThread("generator", 1)
+    config = DecoderConfig.from_hf(shape)
+    generator = TorchGenerator(config, decode=decode, compute=compute)
+    await generator.update_weights(weight_update(1, tensors))
+    found = {group.group_id: group async for group in generator.generate(requests)}
+    await generator.close()
+    compute.close()
+    return found
+
+sys.stdout.buffer.write(pickle.dumps(asyncio.run(main())))
+"""
+
+
+def test_a_rollout_goes_on_in_another_process(lab: Lab, shape: dict[str, Any]) -> None:
+    decoder = lab.decoder()
+    requests = [lab.request("a", size=3, max_tokens=20), lab.request("b", (7,), max_tokens=20)]
+    expected = lab.run_out(lab.engine(decoder), requests)
+    engine = lab.engine(decoder)
+    collectors = engine.submit(requests)
+    for _ in range(6):
+        engine.step()
+    engine.abort(set(collectors))
+    begun = [replace(c.request, begun=c.group(lab.decode).rollouts) for c in collectors]
+    tensors = {name: weight.tolist() for name, weight in decoder.named_parameters()}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        input=pickle.dumps((shape, tensors, begun)),
+        capture_output=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found: dict[str, RolloutGroup] = pickle.loads(done.stdout)  # noqa: S301 - of our own child
+    for name, group in expected.items():
+        assert tokens(found[name]) == tokens(group)
+        for one, other in zip(found[name].rollouts, group.rollouts, strict=True):
+            assert one.generator_logprobs == pytest.approx(other.generator_logprobs, abs=1e-4)
+
+
+# --- weights that change meanwhile ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute", "restart"])
+def test_weights_that_come_while_paused_follow_the_policy_for_unfinished_rollouts(
+    lab: Lab, on_update: OnUpdate
+) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, [lab.request("a", size=2, max_tokens=LONG)])
+        await generator.pause()
+        await generator.update_weights(lab.update(long_decoder(lab, 1), 2))
+        assert not call.done()
+        await generator.resume()
+        for rollout in (await call)["a"].rollouts:
+            assert versions(rollout) == ([2] if on_update == "restart" else [1, 2])
+
+    check(lab, work, on_update=on_update)
+
+
+def test_weights_that_would_wait_for_paused_rollouts_are_refused_with_a_way_out(lab: Lab) -> None:
+    requests = [lab.request("a", size=2, max_tokens=LONG)]
+    expected = lab.run(long_decoder(lab), requests)
+
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, requests)
+        await generator.pause()
+        update = lab.update(long_decoder(lab, 1), 2)
+        words = r"version 2 was not loaded: .*wait.* 2 rollouts.*resume it first, abort.*on_update"
+        with pytest.raises(WeightSyncError, match=words):
+            await generator.update_weights(update)
+        await generator.resume()
+        assert (await call) == expected
+        await generator.pause()
+        await generator.update_weights(update)  # nothing is unfinished
+        await generator.resume()
+        (rollout,) = (await lab.collect(generator, [lab.request("b")]))["b"].rollouts
+        assert versions(rollout) == [2]
+
+    check(lab, work)
+
+
+def test_a_pause_does_not_leave_an_update_hanging_that_waits_for_rollouts(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)])
+        update = asyncio.ensure_future(generator.update_weights(lab.update(long_decoder(lab), 2)))
+        await asyncio.sleep(0)
+        await generator.pause()
+        with pytest.raises(WeightSyncError, match="resume it first"):
+            await update
+        await generator.resume()
+        assert versions((await call)["a"].rollouts[0]) == [1]
+
+    check(lab, work)
+
+
+def test_rollouts_that_nobody_waits_for_do_not_hold_up_weights_while_paused(lab: Lab) -> None:
+    async def work(generator: TorchGenerator) -> None:
+        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)])
+        await generator.pause()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await generator.update_weights(lab.update(long_decoder(lab), 2))
+
+    check(lab, work)
