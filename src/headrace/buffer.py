@@ -10,6 +10,10 @@ groups finish first would be faster and would break this bound, since a slow gro
 overtaken for ever.
 
 ``max_staleness = 0`` leaves one batch of slots: generation and learning take turns.
+
+The proof needs every token to be sampled after its group's reservation. A rollout that went on from
+tokens of before (`GenerationRequest.begun`) has no such excuse: it is as stale as its first token,
+and the check at consumption, which asks each token, refuses what is too old.
 """
 
 from __future__ import annotations
@@ -109,9 +113,16 @@ class RolloutBuffer:
         return all(self._groups[self._reserved[index]] is not None for index in range(size))
 
     def _check_staleness(self, group: RolloutGroup, policy_version: int) -> None:
-        oldest = group.oldest_version
-        if oldest is None:
+        oldest, newest = group.oldest_version, group.newest_version
+        if oldest is None or newest is None:
             return
+        if newest > policy_version:
+            # Its staleness would be negative and pass: a rollout that another run has begun.
+            msg = (
+                f"group {group.group_id} holds a token of version {newest}, and the policy is at "
+                f"version {policy_version}: the token was sampled by another run"
+            )
+            raise RunError(msg)
         # The last update of the step that takes it is the one that sees it stalest.
         staleness = policy_version + self._updates_per_step - 1 - oldest
         if staleness > self._max_staleness:

@@ -346,6 +346,12 @@ class RolloutGroup:
         versions = [rollout.oldest_version for rollout in self.rollouts]
         return min((version for version in versions if version is not None), default=None)
 
+    @property
+    def newest_version(self) -> int | None:
+        """The highest policy version among all its tokens; None if it has no token."""
+        spans = [span for rollout in self.rollouts for span in rollout.version_spans]
+        return max((span.policy_version for span in spans), default=None)
+
     def scored(self, verdicts: Sequence[Verdict]) -> RolloutGroup:
         """Return this group with its verdicts."""
         return dataclasses.replace(self, verdicts=tuple(verdicts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -233,6 +233,33 @@ def test_a_token_beyond_the_bound_is_refused_by_name() -> None:
         (ticket,) = await buffer.reserve(1)
         await buffer.deliver(ticket, group(7, 3))
         with pytest.raises(RunError, match=r"group 0/7 holds a token of version 3.*staleness 2"):
+            await buffer.take_batch(lambda: 5)
+
+    run(play_out())
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ((3, 5), "holds a token of version 3.*staleness 2"),
+        ((5, 6), "token of version 6, and the policy is at version 5: .* another run"),
+    ],
+    ids=["too old at its beginning", "of another run"],
+)
+def test_a_rollout_that_went_on_from_older_tokens_is_judged_by_each_of_them(
+    versions: tuple[int, int], words: str
+) -> None:
+    async def play_out() -> None:
+        buffer = RolloutBuffer(groups_per_step=1, max_staleness=1)
+        (ticket,) = await buffer.reserve(1)
+        fresh = group(7, 5)
+        spans = tuple(
+            VersionSpan(policy_version=version, start=at, end=at + 1)
+            for at, version in enumerate(versions)
+        )
+        went_on = replace(fresh.rollouts[0], version_spans=spans)
+        await buffer.deliver(ticket, replace(fresh, rollouts=(fresh.rollouts[0], went_on)))
+        with pytest.raises(RunError, match=f"group 0/7 .*{words}"):
             await buffer.take_batch(lambda: 5)
 
     run(play_out())

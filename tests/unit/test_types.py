@@ -149,12 +149,14 @@ def test_a_request_is_answered_once_all_its_rollouts_have_ended() -> None:
     assert request(*ended, rollout(2)).is_answered
 
 
-def test_the_oldest_version_of_a_group_ignores_empty_completions() -> None:
+def test_the_versions_of_a_group_are_those_of_its_tokens_and_ignore_empty_completions() -> None:
     rollouts = (rollout(0, length=0), rollout(1, version_spans=(span(5, 0, 2), span(6, 2, 4))))
     group = RolloutGroup(
         group_id="0/p", prompt=PROMPT, rollouts=rollouts, sampling=SamplingParams()
     )
-    assert group.oldest_version == 5
+    assert (group.oldest_version, group.newest_version) == (5, 6)
+    empty = dataclasses.replace(group, rollouts=rollouts[:1])
+    assert (empty.oldest_version, empty.newest_version) == (None, None)
 
 
 @pytest.mark.parametrize(
