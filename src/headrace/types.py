@@ -303,11 +303,6 @@ class GenerationRequest:
             msg = f"group {self.group_id}: begun rollouts {sorted(indexes)} name an index twice"
             raise ValueError(msg)
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether all rollouts have ended before, so that nothing is left to be sampled."""
-        return len(self.begun) == self.group_size and not any(r.may_go_on for r in self.begun)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:

@@ -142,13 +142,6 @@ def test_begun_rollouts_that_are_none_of_the_group_are_refused(
         request(*(rollout(index) for index in indexes))
 
 
-def test_a_request_is_answered_once_all_its_rollouts_have_ended() -> None:
-    ended = [rollout(index, finish_reason=why) for index, why in enumerate(("length", "error"))]
-    assert not request(*ended).is_answered
-    assert not request(*ended, rollout(2, finish_reason="abort")).is_answered
-    assert request(*ended, rollout(2)).is_answered
-
-
 def test_the_versions_of_a_group_are_those_of_its_tokens_and_ignore_empty_completions() -> None:
     rollouts = (rollout(0, length=0), rollout(1, version_spans=(span(5, 0, 2), span(6, 2, 4))))
     group = RolloutGroup(
