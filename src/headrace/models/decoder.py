@@ -204,6 +204,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the shape and dtype of ``hidden`` [..., size]."""
-        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
-        return (wide * scale).to(hidden.dtype) * self.weight
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)

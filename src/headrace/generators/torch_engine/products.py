@@ -219,7 +219,7 @@ class _Quantized:
         """See `Form`."""
         num_rows = len(hidden)
         rounded = max(rounded_rows(num_rows), LEAST_INT8_ROWS if hidden.is_cuda else 1)
-        quantized, scale = _quantized(functional.pad(hidden, (0, 0, 0, rounded - num_rows)))
+        quantized, scale = _quantized(_filled_up(hidden, rounded))
         # torch's one public way to an int8 product is still spelled with an underscore.
         sums = torch._int_mm(quantized, self._weight)[:num_rows]  # noqa: SLF001
         product = torch.mul(sums, self._scale).mul_(scale[:num_rows])
@@ -258,11 +258,17 @@ def rounded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
+def _filled_up(rows: Tensor, num_rows: int) -> Tensor:
+    """Return ``rows`` with rows of zeros after them, ``num_rows`` in all; no copy without need."""
+    missing = num_rows - len(rows)
+    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
 def _packed_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # oneDNN compiles and keeps a kernel for every number of rows it meets; the running rollouts
     # become fewer one by one, which would make thousands of them.
     num_rows = len(hidden)
-    hidden = functional.pad(hidden, (0, 0, 0, rounded_rows(num_rows) - num_rows))
+    hidden = _filled_up(hidden, rounded_rows(num_rows))
     # torch names the operators of its compiled models with an underscore; `can_pack` asks for them.
     operators = torch.ops.mkldnn
     product: Tensor = operators._linear_pointwise(hidden, weight, bias, "none", [], "")  # noqa: SLF001
