@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,18 @@ class Lab:
             engine.step()
         return {c.request.group_id: c.group(self.decode) for c in collectors}
 
+    def assert_alike(
+        self, found: Mapping[str, RolloutGroup], expected: Mapping[str, RolloutGroup]
+    ) -> None:
+        """Equal in all but log-probs, which depend in the last bits on what runs beside them."""
+        assert found.keys() == expected.keys()
+        for name, group in expected.items():
+            for one, other in zip(found[name].rollouts, group.rollouts, strict=True):
+                near = pytest.approx(other.generator_logprobs, abs=1e-4)
+                assert one.generator_logprobs == near
+                assert one.raw_logprobs == pytest.approx(other.raw_logprobs, abs=1e-4)
+                assert _without_logprobs(one) == _without_logprobs(other)
+
     async def collect(
         self, generator: TorchGenerator, requests: Sequence[GenerationRequest]
     ) -> dict[str, RolloutGroup]:
@@ -147,6 +160,11 @@ class Lab:
         ids = torch.tensor(rollout.completion_ids).unsqueeze(1)
         expected = torch.log_softmax(logits / t, -1).gather(1, ids).squeeze(1)
         return float((expected - torch.tensor(rollout.generator_logprobs)).abs().max())
+
+
+def _without_logprobs(rollout: Rollout) -> Rollout:
+    zeros = (0.0,) * len(rollout.completion_ids)
+    return replace(rollout, generator_logprobs=zeros, raw_logprobs=None)
 
 
 @pytest.fixture

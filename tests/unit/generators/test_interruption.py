@@ -44,22 +44,6 @@ def interrupted(
     return done | lab.run_out(next(turns), requests)
 
 
-def assert_alike(
-    found: Mapping[str, RolloutGroup], expected: Mapping[str, RolloutGroup], gap: float = 1e-4
-) -> None:
-    assert found.keys() == expected.keys()
-    for name, group in expected.items():
-        for one, other in zip(found[name].rollouts, group.rollouts, strict=True):
-            assert one.generator_logprobs == pytest.approx(other.generator_logprobs, abs=gap)
-            assert one.raw_logprobs == pytest.approx(other.raw_logprobs, abs=gap)
-            assert without_logprobs(one) == without_logprobs(other)
-
-
-def without_logprobs(rollout: Rollout) -> Rollout:
-    zeros = (0.0,) * len(rollout.completion_ids)
-    return replace(rollout, generator_logprobs=zeros, raw_logprobs=None)
-
-
 sizes = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 20))
 
 
@@ -111,7 +95,7 @@ def test_however_often_interrupted_a_rollout_is_the_one_that_never_was(
         lab.engine(decoder, max_running=max_running, **kw),
         lab.engine(decoder, max_running=3, num_blocks=12),
     ]
-    assert_alike(interrupted(lab, engines, requests, cuts), expected)
+    lab.assert_alike(interrupted(lab, engines, requests, cuts), expected)
 
 
 def test_a_full_cache_and_parts_of_a_prefill_meet_interrupted_rollouts(lab: Lab) -> None:
@@ -121,7 +105,7 @@ def test_a_full_cache_and_parts_of_a_prefill_meet_interrupted_rollouts(lab: Lab)
     ]
     expected = lab.run_out(lab.engine(decoder), requests)
     engines = [lab.engine(decoder, num_blocks=14, max_prefill_tokens=4) for _ in range(2)]
-    assert_alike(interrupted(lab, engines, requests, [30, 30, 30]), expected)
+    lab.assert_alike(interrupted(lab, engines, requests, [30, 30, 30]), expected)
     for engine in engines:
         assert engine.statistics.num_preemptions > 0
         assert engine.statistics.num_aborted > 0
@@ -138,7 +122,7 @@ def test_a_stop_string_that_lies_across_the_seam_still_ends(lab: Lab, cut: int) 
     expected = lab.run_out(lab.engine(decoder), [request])
     assert expected["a"].rollouts[0].finish_reason == "stop"
     engines = [lab.engine(decoder), lab.engine(decoder)]
-    assert_alike(interrupted(lab, engines, [request], [cut]), expected)
+    lab.assert_alike(interrupted(lab, engines, [request], [cut]), expected)
 
 
 def test_one_of_two_groups_is_taken_back_and_the_other_goes_on(lab: Lab) -> None:
@@ -155,7 +139,7 @@ def test_one_of_two_groups_is_taken_back_and_the_other_goes_on(lab: Lab) -> None
     assert [len(rollout.completion_ids) for rollout in taken_back] == [4, 4, 4]
     while engine.has_work:
         engine.step()
-    assert_alike({"b": second.group(lab.decode)}, {"b": expected["b"]})
+    lab.assert_alike({"b": second.group(lab.decode)}, {"b": expected["b"]})
 
 
 def test_what_waits_for_a_slot_is_taken_back_without_a_token(lab: Lab) -> None:
@@ -324,7 +308,7 @@ def test_a_cache_that_was_kept_serves_the_rollouts_it_was_kept_for_and_no_others
     while engine.has_work:
         engine.step()
     found = lab.run_out(engine, [lab.request("b", prompt, size=2)])
-    assert_alike(
+    lab.assert_alike(
         found, replaced(lab.run_out(lab.engine(other), [lab.request("b", prompt, size=2)]))
     )
 
