@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import FakeMonitor
 from lab import Lab
 from sglang_server import ContractServer, Model
 
@@ -19,8 +21,10 @@ from headrace.config import check_config
 from headrace.errors import ConfigError, WeightSyncError
 from headrace.models.attention import PackedCausal, positions_of
 from headrace.models.checkpoint import load_decoder
+from headrace.runtime.diagnosis import diagnose
 from headrace.runtime.local import LocalRun
 from headrace.runtime.preflight import PreparedRun, preflight
+from headrace.types import StepRecord
 
 Prepare = Callable[..., PreparedRun]
 SETTINGS = ("num_steps=2", "data.eval=null", 'generator.engine="sglang"')
@@ -67,31 +71,69 @@ def steps(run: Path) -> list[dict[str, Any]]:
     return [line["metrics"] for line in found if line["kind"] == "step"]
 
 
-def test_a_run_learns_from_what_its_servers_sample(prepared: PreparedRun, tmp_path: Path) -> None:
+def train(
+    prepared: PreparedRun,
+    output: Path,
+    *,
+    num_servers: int = 2,
+    resume: bool = False,
+    monitors: tuple[FakeMonitor, ...] = (),
+) -> Model:
+    """Train with servers of its own; return what computed in them."""
     model = Model(digests=Decoders())
 
     async def main() -> None:
-        servers = [ContractServer(model), ContractServer(model)]
+        servers = [ContractServer(model) for _ in range(num_servers)]
         for server in servers:
             await server.start()
         try:
-            run = with_urls(prepared, *servers, weights_directory=tmp_path / "weights")
-            await LocalRun(prepared=run, output=tmp_path / "run").train()
+            run = with_urls(prepared, *servers, weights_directory=output.parent / "weights")
+            local = LocalRun(prepared=run, output=output, resume=resume, extra_monitors=monitors)
+            await local.train()
             assert all(server.bodies("/generate") for server in servers)
         finally:
             for server in servers:
                 await server.die()
 
     asyncio.run(main())
+    return model
+
+
+def test_a_run_learns_from_what_its_servers_sample_and_resumes_with_others(
+    prepared: PreparedRun, prepare: Prepare, tmp_path: Path
+) -> None:
+    model = train(prepared, tmp_path / "run")
+    assert len(model.digests.decoders) == 2 * 3
+    longer = prepare(*SETTINGS, "num_steps=3", 'generator.sglang.urls=["http://127.0.0.1:1"]')
+    train(longer, tmp_path / "run", num_servers=1, resume=True)
     metrics = steps(tmp_path / "run")
-    assert len(metrics) == 2
+    assert [step["generator/servers/num_used"] for step in metrics] == [2, 2, 1]
     for step in metrics:
         # The learner computes the same log-probs from its own weights: what the servers loaded is
         # what was published, and no token was changed on the way.
         assert step["learner/importance_ratio/max"] == pytest.approx(1.0, abs=1e-3)
-        assert step["generator/servers/num_used"] == 2
-    assert len(model.digests.decoders) == 2 * 3
     assert list((tmp_path / "weights").iterdir()) == []
+
+
+@pytest.mark.parametrize("on_update", ["wait", "keep", "recompute", "restart"])
+def test_a_run_ahead_of_its_learner_ends_within_its_bound(
+    prepare: Prepare, tmp_path: Path, on_update: str
+) -> None:
+    records: list[StepRecord] = []
+    prepared = prepare(
+        'generator.engine="sglang"',
+        'generator.sglang.urls=["http://127.0.0.1:1"]',
+        f"generator.on_update={on_update}",
+        "data.eval=null",
+        "num_steps=4",
+        "groups_per_step=2",
+        "max_staleness=2",
+    )
+    train(prepared, tmp_path / "run", monitors=(FakeMonitor(on_each_step=records.append),))
+    assert len(records) == 4
+    staleness = [record.metrics["learner/staleness/max"] for record in records]
+    assert max(staleness) <= 2
+    assert max(staleness) > 0 or on_update != "wait", "or nothing ran ahead"
 
 
 def test_servers_that_are_not_there_end_the_run_with_their_names(
@@ -159,3 +201,27 @@ def test_the_key_comes_from_the_environment_and_is_recorded_nowhere(
         await generator.close()
 
     asyncio.run(main())
+
+
+def test_the_doctor_says_whether_the_client_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> tuple[bool, str]:
+        (line,) = (finding for finding in diagnose() if finding.name == "engine sglang")
+        return line.present, line.remedy
+
+    assert found() == (True, "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    present, remedy = found()
+    assert not present
+    assert "install headrace[sglang]" in remedy
+
+
+def test_a_recipe_is_refused_where_the_client_is_not_installed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "httpx2" else find(name, *a)
+    )
+    settings = (*SETTINGS, 'generator.sglang.urls=["http://one:1"]')
+    with pytest.raises(ConfigError, match='engine = "sglang": httpx2 is not installed'):
+        preflight(check_config(lab.recipe, settings)).require()
