@@ -33,7 +33,7 @@ async def begin(site: Site, lab: Lab, num_tokens: int, **options: Any) -> asynci
 async def aborted(site: Site, task: asyncio.Task[Any]) -> tuple[Rollout, ...]:
     """Take group ``a`` back from a server that works."""
     abort = asyncio.create_task(site.generator.abort(["a"]))
-    await site.seen("/abort_request")
+    await until(lambda: all(running.is_to_abort for running in site.server.running))
     site.server.credit = None
     await abort
     return (await task)["a"].rollouts
