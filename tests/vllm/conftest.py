@@ -18,6 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.vllm)
+            # An engine takes a quarter of a minute to start, and many times that on a busy machine.
+            item.add_marker(pytest.mark.timeout(1200))
             # What vLLM and what it imports warn of is theirs.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
             if not HAS_VLLM:

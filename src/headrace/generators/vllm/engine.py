@@ -196,6 +196,10 @@ class VllmEngine:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
+        # What follows is no accident that vLLM would have to report.
+        self._client.engine_core.resources.engine_dead = True
+        if self._client.output_handler is not None:
+            self._client.output_handler.cancel()
         roots = [pid for pid in self.pids[:1] if is_running(pid)]
         tree = ProcessTree.below(roots)
         tree = ProcessTree(
@@ -251,7 +255,13 @@ def _launch(settings: VllmSettings) -> tuple[Any, list[int]]:
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - takes seconds
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 - as above
 
-        client = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings.arguments()))
+        class Client(AsyncLLM):
+            """Is shut down by `VllmEngine.end`, and not once more by the interpreter at its end."""
+
+            def __del__(self) -> None:
+                pass
+
+        client = Client.from_engine_args(AsyncEngineArgs(**settings.arguments()))
     return client, [
         process.pid for process in client.engine_core.resources.engine_manager.processes
     ]

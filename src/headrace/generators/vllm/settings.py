@@ -81,7 +81,7 @@ class VllmSettings:
         """Return what vLLM and the libraries below it read when they are imported."""
         variables = {
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_LOGGING_LEVEL": "ERROR",
             # A fork would copy the locks of the threads that compute here.
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         }
