@@ -33,8 +33,7 @@ class GeneratePlan:
     max_concurrent_rollouts: int = 512
     num_repetitions: int = 3
     enforce_eager: bool = True
-    """Of vLLM alone: run the model as it is written. On a processor it is as fast, and starts
-    without a compiler."""
+    """Of vLLM alone: run the model as it is written, which starts without a C++ compiler."""
 
     def write(self, path: Path) -> None:
         """Write the plan for the process."""

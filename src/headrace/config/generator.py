@@ -94,7 +94,7 @@ class VllmConfig(Section):
 
     enforce_eager: bool | None = None
     """Run the model as it is written, without compiling it or capturing CUDA graphs; null does so
-    on a processor alone, where compiling costs more than it gives."""
+    on a processor alone, where compiling takes a C++ compiler and, at each start, its time."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Tokens of a prompt and its completion at most; null takes the model's positions."""
     block_size: Literal[16, 32, 64, 128] = 32
