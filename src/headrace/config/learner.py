@@ -26,6 +26,13 @@ class ObjectiveConfig(Section):
     proximal: Literal["generator", "recompute"] = "generator"
     """Denominator of the ratio r: the log-probs the generator reported, or the learner's own
     forward pass before the first update of the step."""
+    correction: Literal["none", "tis"] = "none"
+    """What a token counts that another distribution than the learner's sampled (older weights,
+    coarser arithmetic). ``tis``: min(e^(p - mu), correction_bound), with p recomputed; applies to
+    the clipped term, not to the KL term, and changes no denominator. Needs
+    ``proximal = "recompute"`` and sampling from the whole vocabulary."""
+    correction_bound: float = Field(default=2.0, gt=0.0)
+    """Largest weight of ``tis``."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """Divide the sum by all tokens of the batch, by each rollout's tokens and then the rollouts,
     or by rollouts times ``sampling.max_tokens``."""

@@ -121,18 +121,47 @@ def _objective_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             text="sampling.temperature = 0: every rollout of a group would be the same; train "
             "with a temperature above 0 (eval.greedy measures greedy decoding)",
         )
-    if config.objective.proximal == "generator":
-        yield from _support_contradictions(sampling)
+    yield from _correction_contradictions(config.objective)
+    yield from _support_contradictions(sampling, config.objective)
 
 
-def _support_contradictions(sampling: SamplingConfig) -> Iterator[Contradiction]:
-    """Say which settings leave the generator fewer tokens than the learner sums over."""
+def _correction_contradictions(objective: ObjectiveConfig) -> Iterator[Contradiction]:
+    correction, bound = objective.correction, objective.correction_bound
+    if correction != "none" and objective.proximal == "generator":
+        yield Contradiction(
+            keys=("objective.correction", "objective.proximal"),
+            text=f'objective.correction = "{correction}" with objective.proximal = "generator": '
+            "the proximal log-probs would be the generator's own and every weight 1; set "
+            'objective.proximal = "recompute" or objective.correction = "none"',
+        )
+    if correction == "none" and bound != ObjectiveConfig().correction_bound:
+        yield Contradiction(
+            keys=("objective.correction_bound", "objective.correction"),
+            text=f'objective.correction_bound = {bound:g} with objective.correction = "none": '
+            'nothing reads this bound; remove it or set objective.correction = "tis"',
+        )
+
+
+def _support_contradictions(
+    sampling: SamplingConfig, objective: ObjectiveConfig
+) -> Iterator[Contradiction]:
+    """Say which settings leave the generator fewer tokens than the learner sums over.
+
+    That biases whatever compares the two: a ratio to the generator's log-probs, or a weight.
+    """
+    value: str
+    if objective.correction != "none":
+        key, value, what, instead = "correction", objective.correction, "weights", "none"
+    elif objective.proximal == "generator":
+        key, value, what, instead = "proximal", objective.proximal, "ratio", "recompute"
+    else:
+        return
     filters, masks = ("top_p", "top_k", "min_p"), ("allowed_token_ids", "banned_token_ids")
     params = sampling.params(())
     biased = (
-        'with objective.proximal = "generator": the learner\'s log-probs cover the whole '
-        "vocabulary and the generator's only the tokens that could be sampled, so the ratio would "
-        'be biased; sample without them or set objective.proximal = "recompute"'
+        f'with objective.{key} = "{value}": the learner\'s log-probs cover the whole vocabulary '
+        f"and the generator's only the tokens that could be sampled, so the {what} would be "
+        f'biased; sample without them or set objective.{key} = "{instead}"'
     )
     # Without a model its end-of-sequence ids are not known, and min_tokens is there to ban them.
     for names, is_on in (
@@ -142,7 +171,7 @@ def _support_contradictions(sampling: SamplingConfig) -> Iterator[Contradiction]
         if is_on:
             keys = tuple(f"sampling.{name}" for name in names)
             yield Contradiction(
-                keys=(*keys, "objective.proximal"), text=f"sampling.{', '.join(names)} {biased}"
+                keys=(*keys, f"objective.{key}"), text=f"sampling.{', '.join(names)} {biased}"
             )
 
 
@@ -155,13 +184,21 @@ def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             f"minibatch is {minibatches - 1} updates stale; set max_staleness >= "
             f"{minibatches - 1} or num_minibatches = {bound + 1}",
         )
-    if config.objective.proximal == "recompute" and bound > minibatches - 1:
+    objective = config.objective
+    is_unweighted = objective.proximal == "recompute" and objective.correction == "none"
+    if is_unweighted and bound > minibatches - 1:
         yield Contradiction(
-            keys=("objective.proximal", "max_staleness", "learner.num_minibatches"),
-            text=f'objective.proximal = "recompute" with max_staleness = {bound} and '
-            f"learner.num_minibatches = {minibatches}: rollouts of older policies would be trained "
-            "on as if they were new, since nothing weighs them against the policy that sampled "
-            f'them; set max_staleness = {minibatches - 1} or objective.proximal = "generator"',
+            keys=(
+                "objective.proximal",
+                "objective.correction",
+                "max_staleness",
+                "learner.num_minibatches",
+            ),
+            text='objective.proximal = "recompute" and objective.correction = "none" with '
+            f"max_staleness = {bound} and learner.num_minibatches = {minibatches}: rollouts of "
+            "older policies would be trained on as if they were new, since nothing weighs them "
+            'against the policy that sampled them; set objective.correction = "tis", '
+            f'max_staleness = {minibatches - 1} or objective.proximal = "generator"',
         )
     if minibatches > config.groups_per_step:
         yield Contradiction(

@@ -33,6 +33,7 @@ from headrace.learners.packing import Microbatch, Selection, microbatches, selec
 from headrace.learners.state import LearnerCounters, load_state, save_state
 from headrace.models.decoder import Decoder
 from headrace.models.weights import weight_update
+from headrace.objectives.importance import effective_sample_share
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 T = TypeVar("T")
@@ -256,6 +257,8 @@ class TorchLearner:
             metrics["learner/optimizer/learning_rate"] = self._optimizer.param_groups[0]["lr"]
         if sums.tokens:
             metrics |= _token_means(sums)
+            if self._config.objective.correction != "none":
+                metrics |= _importance_statistics(sums)
             if self._reference is not None:
                 metrics["learner/kl/reference"] = sums.reference_k3 / sums.tokens
         return metrics
@@ -269,6 +272,18 @@ def _token_means(sums: LossSums) -> dict[str, float]:
         "learner/clip/share": sums.clipped / sums.tokens,
         "learner/mismatch/k1": sums.mismatch_k1 / sums.tokens,
         "learner/mismatch/k3": sums.mismatch_k3 / sums.tokens,
+    }
+
+
+def _importance_statistics(sums: LossSums) -> dict[str, float]:
+    """Describe the weights as they were applied, so after the truncation."""
+    return {
+        "learner/importance_weight/mean": sums.importance / sums.tokens,
+        "learner/importance_weight/max": sums.max_importance,
+        "learner/importance_weight/truncated_share": sums.truncated / sums.tokens,
+        "learner/importance_weight/ess": effective_sample_share(
+            sums.importance, sums.squared_importance, sums.tokens
+        ),
     }
 
 

@@ -1,12 +1,14 @@
 """The loss of one micro-batch, and the sums its metrics are made of.
 
-loss = -sum_t weight_t * objective_t (+ kl_coefficient * weight_t * k3_t). The weights hold the
-global denominator, so the gradients of all micro-batches simply add up (FORMULAS: aggregation).
+loss = sum_t weight_t * (kl_coefficient * k3_t - importance_t * objective_t). The weights hold the
+global denominator, so the gradients of all micro-batches simply add up. The importance of a token
+is a constant, 1 without a correction, and no part of the denominator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from headrace.config import ObjectiveConfig
 from headrace.learners.packing import Microbatch
 from headrace.learners.shared_prefix import SharedPrefix
 from headrace.models.decoder import Decoder
+from headrace.objectives.importance import tis
 from headrace.objectives.kl import k3
 from headrace.objectives.logprobs import linear_logprobs
 from headrace.objectives.losses import masked_log_ratio, ppo_clip
@@ -35,7 +38,11 @@ class LossSums:
     mismatch_k1: float = 0.0
     mismatch_k3: float = 0.0
     reference_k3: float = 0.0
+    importance: float = 0.0
+    squared_importance: float = 0.0
+    truncated: float = 0.0
     max_ratio: float = 0.0
+    max_importance: float = 0.0
 
     def add(self, other: LossSums) -> None:
         """Add the sums of another micro-batch."""
@@ -47,7 +54,11 @@ class LossSums:
         self.mismatch_k1 += other.mismatch_k1
         self.mismatch_k3 += other.mismatch_k3
         self.reference_k3 += other.reference_k3
+        self.importance += other.importance
+        self.squared_importance += other.squared_importance
+        self.truncated += other.truncated
         self.max_ratio = max(self.max_ratio, other.max_ratio)
+        self.max_importance = max(self.max_importance, other.max_importance)
 
 
 def token_logprobs(
@@ -77,7 +88,8 @@ def microbatch_loss(
 ) -> tuple[Tensor, LossSums]:
     """Return the differentiable loss and its sums for current ``logprobs`` q [M]."""
     mask = torch.ones_like(batch.weights, dtype=torch.bool)
-    log_ratio = masked_log_ratio(logprobs, _proximal(batch, logprobs, objective), loss_mask=mask)
+    proximal = _proximal(batch, logprobs, objective)
+    log_ratio = masked_log_ratio(logprobs, proximal, loss_mask=mask)
     surrogate, clipped = ppo_clip(
         log_ratio,
         batch.advantages,
@@ -85,16 +97,18 @@ def microbatch_loss(
         clip_low=objective.clip_low,
         clip_high=objective.clip_high,
     )
-    loss = -(batch.weights * surrogate).sum()
+    importance, truncated = _importance(batch, proximal, objective, mask)
+    loss = -(batch.weights * importance * surrogate).sum()
     reference_k3 = 0.0
     if reference_logprobs is not None:
         kl = k3(logprobs, reference_logprobs, loss_mask=mask)
         loss = loss + objective.kl_coefficient * (batch.weights * kl).sum()
         reference_k3 = float(kl.detach().sum())
     with torch.no_grad():
-        sums = _sums(batch, logprobs, log_ratio, entropy)
+        sums = _sums(batch, logprobs, log_ratio, entropy, importance)
     sums.loss = float(loss.detach())
     sums.clipped = float(clipped.sum())
+    sums.truncated = float(truncated.sum())
     sums.reference_k3 = reference_k3
     return loss, sums
 
@@ -108,7 +122,27 @@ def _proximal(batch: Microbatch, logprobs: Tensor, objective: ObjectiveConfig) -
             return logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
 
 
-def _sums(batch: Microbatch, logprobs: Tensor, log_ratio: Tensor, entropy: Tensor) -> LossSums:
+def _importance(
+    batch: Microbatch, proximal: Tensor, objective: ObjectiveConfig, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the importance of each token [M], a constant, and where its bound took over [M]."""
+    match objective.correction:
+        case "none":
+            return torch.ones_like(batch.weights), ~mask
+        case "tis":
+            return tis(
+                proximal,
+                batch.generator_logprobs,
+                loss_mask=mask,
+                bound=objective.correction_bound,
+            )
+        case _:
+            assert_never(objective.correction)
+
+
+def _sums(
+    batch: Microbatch, logprobs: Tensor, log_ratio: Tensor, entropy: Tensor, importance: Tensor
+) -> LossSums:
     ratio = log_ratio.exp()
     # d = q - mu: how far learner and generator disagree about the same tokens.
     gap = logprobs - batch.generator_logprobs
@@ -116,6 +150,9 @@ def _sums(batch: Microbatch, logprobs: Tensor, log_ratio: Tensor, entropy: Tenso
         tokens=float(len(ratio)),
         entropy=float(entropy.sum()),
         ratio=float(ratio.sum()),
+        importance=float(importance.sum()),
+        squared_importance=float(importance.square().sum()),
+        max_importance=float(importance.max()),
         max_ratio=float(ratio.max()),
         mismatch_k1=float(-gap.sum()),
         mismatch_k3=float((torch.expm1(gap) - gap).sum()),

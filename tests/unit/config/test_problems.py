@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from headrace.config import RunConfig, parse_config
@@ -163,7 +164,15 @@ def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
         ),
         (
             {"objective": {"proximal": "recompute"}, "max_staleness": 2},
-            'objective.proximal = "recompute" with max_staleness = 2',
+            'objective.proximal = "recompute" and objective.correction = "none" with max_staleness = 2',
+        ),
+        (
+            {"objective": {"correction": "tis"}},
+            'objective.correction = "tis" with objective.proximal = "generator": the proximal',
+        ),
+        (
+            {"objective": {"correction_bound": 3}},
+            'objective.correction_bound = 3 with objective.correction = "none": nothing reads',
         ),
     ],
 )
@@ -191,6 +200,41 @@ def test_a_user_template_without_the_prompt_is_an_error() -> None:
 def test_filters_are_allowed_where_the_learner_recomputes_the_denominator() -> None:
     sampling = {"top_p": 0.9, "min_tokens": 2, "banned_token_ids": [5]}
     parse_config(tree(sampling=sampling, objective={"proximal": "recompute"}))
+
+
+TIS = {"proximal": "recompute", "correction": "tis"}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "names"),
+    [
+        ({"top_p": 0.9}, "sampling.top_p, top_k, min_p"),
+        ({"top_k": 5}, "sampling.top_p, top_k, min_p"),
+        ({"min_p": 0.1}, "sampling.top_p, top_k, min_p"),
+        ({"min_tokens": 4}, "sampling.min_tokens, allowed_token_ids, banned_token_ids"),
+        ({"allowed_token_ids": [4]}, "sampling.min_tokens, allowed_token_ids, banned_token_ids"),
+        ({"banned_token_ids": [4]}, "sampling.min_tokens, allowed_token_ids, banned_token_ids"),
+    ],
+)
+def test_a_correction_is_refused_where_not_every_token_could_be_sampled(
+    sampling: dict[str, Any], names: str
+) -> None:
+    (problem,) = problems(tree(sampling=sampling, objective=TIS))
+    assert problem.startswith(f'{names} with objective.correction = "tis": the learner')
+    assert "the weights would be biased" in problem
+    assert problem.endswith('set objective.correction = "none"')
+
+
+def test_a_correction_makes_recomputed_logprobs_good_for_rollouts_of_older_policies() -> None:
+    parse_config(tree(objective=TIS, max_staleness=3))
+    parse_config(tree(objective={**TIS, "correction_bound": 5}, sampling={"forced_prefix": "So"}))
+
+
+@pytest.mark.parametrize("bound", [0, -1.0, float("inf"), float("nan")])
+def test_a_bound_that_no_weight_could_have_is_refused(bound: float) -> None:
+    (problem,) = problems(tree(objective={**TIS, "correction_bound": bound}))
+    assert problem.startswith("objective.correction_bound = ")
+    assert problem.endswith("must be a number, above 0")
 
 
 def test_three_faults_are_three_lines_in_the_order_of_the_recipe() -> None:
@@ -241,6 +285,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 VALUES |= st.lists(VALUES, max_size=2) | st.dictionaries(st.sampled_from(["type", "x"]), VALUES)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))
 def test_no_recipe_however_wrong_is_answered_with_anything_but_its_faults(
     settings: dict[tuple[str, ...], object],

@@ -107,6 +107,9 @@ def literal_loss(
             ratio = torch.exp(q[t] - p[t])
             clipped = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
             value = torch.minimum(ratio * advantage, clipped * advantage)
+            if objective.correction == "tis":
+                weight = math.exp(float(p[t]) - float(mu[t]))
+                value = min(weight, objective.correction_bound) * value
             kl = torch.exp(ref[t] - q[t]) - 1 - (ref[t] - q[t])
             value = value - objective.kl_coefficient * kl
             share = {
@@ -169,7 +172,7 @@ OBJECTIVES = list(
     itertools.product(
         ("grpo", "dr_grpo", "rloo"),
         ("token", "sequence", "constant"),
-        ("generator", "recompute"),
+        (("generator", "none", 2.0), ("recompute", "none", 2.0), ("recompute", "tis", 1.5)),
         (0.0, 0.1),
         TEMPERATURES,
     )
@@ -186,7 +189,7 @@ def test_the_gradient_is_that_of_the_formula_on_single_sequences_for_every_objec
 ) -> None:
     literal = LiteralGradient(model_directory(family), batch, 1.05)
     # A quarter of the objectives for each family, all of them over the four.
-    for advantage, aggregation, proximal, kl, temperature in OBJECTIVES[
+    for advantage, aggregation, (proximal, correction, bound), kl, temperature in OBJECTIVES[
         FAMILIES.index(family) :: 4
     ]:
         learner = make_learner(
@@ -194,6 +197,8 @@ def test_the_gradient_is_that_of_the_formula_on_single_sequences_for_every_objec
             objective__advantage=advantage,
             objective__aggregation=aggregation,
             objective__proximal=proximal,
+            objective__correction=correction,
+            objective__correction_bound=bound,
             objective__kl_coefficient=kl,
             sampling__temperature=temperature,
             learner__max_tokens_per_microbatch=40,
@@ -201,7 +206,7 @@ def test_the_gradient_is_that_of_the_formula_on_single_sequences_for_every_objec
         # Away from the start, or the KL term and its gradient would be 0.
         scale_matrices(learner._decoder, 1.05)
         found, expected = learner_gradient(learner, batch), literal.of(learner._config)
-        assert difference(found, expected) < 1e-5, (advantage, aggregation, proximal, kl)
+        assert difference(found, expected) < 1e-5, learner._config.objective
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
@@ -250,8 +255,9 @@ def test_in_float64_every_split_and_order_of_the_batch_gives_the_gradient_to_ten
     make_config: Callable[..., RunConfig],
 ) -> None:
     decoder = load_decoder(model_directory(family), dtype=torch.float64)
-    for aggregation in ("token", "sequence", "constant"):
-        config = make_config(objective__aggregation=aggregation)
+    tis = {"objective__proximal": "recompute", "objective__correction": "tis"}
+    for aggregation, correction in itertools.product(("token", "sequence", "constant"), ({}, tis)):
+        config = make_config(objective__aggregation=aggregation, **correction)
         whole = loss_gradient(decoder, batch, config, 10_000)
         for budget in (1, 12, 25, 60):
             assert difference(loss_gradient(decoder, batch, config, budget), whole) < 1e-10
@@ -280,6 +286,31 @@ def test_a_shared_prompt_gives_the_logprobs_of_the_prompt_repeated_for_each_roll
             place = len(group.prompt_ids) + t
             unshared.append(torch.log_softmax(logits[place - 1], dim=-1)[ids[place]])
     torch.testing.assert_close(shared, torch.stack(unshared), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.5, 0.5), (1.5, 1.5), (3.0, 2.0)])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_weights_change_no_denominator(
+    aggregation: str,
+    factor: float,
+    expected: float,
+    make_group: Callable[..., RolloutGroup],
+    make_learner: Callable[..., TorchLearner],
+) -> None:
+    settings = {"objective__aggregation": aggregation, "objective__proximal": "recompute"}
+    prompt, completions, rewards = [5, 6, 7], [[1, 2, 3], [4], [2, 1]], [1.0, 0.0, 0.5]
+    plain = make_learner(**settings)
+    group = make_group(prompt, completions, rewards)
+    (part,) = plain._plan([group])[1]
+    with torch.no_grad():
+        logprobs, _ = plain._logprobs(plain._decoder, part)
+    # Packed by length; what the generator says is ``factor`` times less likely than it is.
+    rows = [row.tolist() for row in (logprobs - math.log(factor)).split([3, 2, 1])]
+    said = make_group(prompt, completions, rewards, logprobs=[rows[0], rows[2], rows[1]])
+
+    found = learner_gradient(make_learner(**settings, objective__correction="tis"), [said])
+    scaled = {name: expected * grad for name, grad in learner_gradient(plain, [group]).items()}
+    assert difference(found, scaled) < 2e-6
 
 
 def test_very_different_lengths_in_one_batch_give_the_gradient_of_each_alone(

@@ -141,8 +141,36 @@ def test_with_recompute_every_minibatch_has_the_logprobs_from_before_the_first_u
     torch.testing.assert_close(weights(recomputed), weights(honest), rtol=1e-6, atol=1e-6)
 
 
+def test_with_tis_every_minibatch_is_weighed_by_the_logprobs_from_before_the_first_update(
+    batch: list[RolloutGroup], make_learner: Callable[..., TorchLearner]
+) -> None:
+    groups, bound = [batch[0], batch[4]], 1.5
+    learner = make_learner(
+        learner__num_minibatches=2,
+        groups_per_step=2,
+        max_staleness=4,
+        learner__optimizer__learning_rate=0.01,
+        objective__proximal="recompute",
+        objective__correction="tis",
+        objective__correction_bound=bound,
+    )
+    expected: list[float] = []
+    for group in groups:
+        (part,) = learner._plan([group])[1]
+        with torch.no_grad():
+            before, _ = learner._logprobs(learner._decoder, part)
+        gaps = (before - part.generator_logprobs).tolist()
+        expected += [min(math.exp(gap), bound) for gap in gaps]
+
+    metrics = step(learner, groups).metrics
+
+    assert abs(metrics["learner/importance_ratio/max"] - 1.0) > 1e-3, "q has left p behind"
+    found = metrics["learner/importance_weight/mean"]
+    assert found == pytest.approx(sum(expected) / len(expected), rel=1e-6)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_on_policy_the_ratio_is_one_at_any_temperature(
+def test_on_policy_the_ratio_and_every_weight_are_one_at_any_temperature(
     temperature: float,
     make_learner: Callable[..., TorchLearner],
     make_group: Callable[..., RolloutGroup],
@@ -162,6 +190,11 @@ def test_on_policy_the_ratio_is_one_at_any_temperature(
     metrics = step(make_learner(sampling__temperature=temperature), [group]).metrics
     assert metrics["learner/importance_ratio/mean"] == pytest.approx(1.0, abs=1e-6)
     assert metrics["learner/importance_ratio/max"] == pytest.approx(1.0, abs=5e-6)
+    tis = {"objective__proximal": "recompute", "objective__correction": "tis"}
+    weighed = step(make_learner(sampling__temperature=temperature, **tis), [group]).metrics
+    for statistic in ("mean", "max", "ess"):
+        found = weighed[f"learner/importance_weight/{statistic}"]
+        assert found == pytest.approx(1.0, abs=5e-6)
     assert metrics["learner/mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["learner/clip/share"] == 0.0
 

@@ -146,6 +146,34 @@ def test_with_recompute_the_ratio_is_1_and_the_mismatch_is_still_the_generators(
     assert metrics["learner/mismatch/k3"] == pytest.approx(K3, abs=1e-6)
 
 
+@BUDGETS
+def test_the_weights_are_described_as_they_were_applied_to_the_trained_tokens(
+    measure: Callable[..., dict[str, float]], budget: int
+) -> None:
+    metrics = measure(
+        objective__proximal="recompute",
+        objective__correction="tis",
+        objective__correction_bound=1.25,
+        learner__max_tokens_per_microbatch=budget,
+    )
+
+    weights = (1.25, 0.5, 1.25, 0.5, 0.9)  # 1.5 and 2.0 are above the bound
+    effective = sum(weights) ** 2 / (5 * sum(weight**2 for weight in weights))
+    assert metrics["learner/importance_weight/mean"] == pytest.approx(sum(weights) / 5, abs=1e-6)
+    assert metrics["learner/importance_weight/max"] == 1.25
+    assert metrics["learner/importance_weight/truncated_share"] == pytest.approx(2 / 5)
+    assert metrics["learner/importance_weight/ess"] == pytest.approx(effective, abs=1e-6)
+    assert metrics["learner/importance_ratio/max"] == 1.0, "the ratio is to the learner's own"
+
+
+def test_without_a_correction_there_are_no_weights_to_describe(
+    measure: Callable[..., dict[str, float]],
+) -> None:
+    metrics = measure(objective__proximal="recompute")
+
+    assert not [name for name in metrics if "importance_weight" in name]
+
+
 def test_the_trained_reward_is_the_mean_of_the_rollouts_that_were_trained_on(
     measure: Callable[..., dict[str, float]],
 ) -> None:

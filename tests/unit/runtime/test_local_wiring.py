@@ -210,6 +210,19 @@ def test_the_learning_rate_falls_over_every_update_of_the_run(start: Start) -> N
     assert result.metrics["learner/optimizer/learning_rate"] == pytest.approx(0.5 * 9 / 10)
 
 
+def test_the_correction_and_its_bound_reach_the_gradient(start: Start) -> None:
+    recompute = ("objective.proximal=recompute", NO_EVALUATION)
+    # Far below every weight there is here, so that each token counts exactly this much.
+    tis = ("objective.correction=tis", "objective.correction_bound=0.01", "max_staleness=2")
+    plain = learner_of(start(*recompute, output="plain"))._step([group("a")]).metrics
+    weighed = learner_of(start(*recompute, *tis, output="tis"))._step([group("a")]).metrics
+
+    assert weighed["learner/importance_weight/truncated_share"] == 1.0
+    assert weighed["learner/importance_weight/mean"] == pytest.approx(0.01)
+    expected = 0.01 * plain["learner/gradient/norm"]
+    assert weighed["learner/gradient/norm"] == pytest.approx(expected, rel=1e-4)
+
+
 class Products(TorchDispatchMode):
     """Remembers the dtypes that matrices were multiplied in, forward and backward."""
 

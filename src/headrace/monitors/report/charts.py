@@ -111,6 +111,17 @@ _STEP_PLANS = (
         scale="auto",
     ),
     _Plan(
+        title="Importance weight",
+        note="Of the trained tokens against what sampled them, as applied; 1 where learner and "
+        "generator agree. Effective: sample size as a share of the tokens.",
+        metrics=(
+            ("mean", "learner/importance_weight/mean"),
+            ("largest", "learner/importance_weight/max"),
+            ("effective", "learner/importance_weight/ess"),
+            ("truncated share", "learner/importance_weight/truncated_share"),
+        ),
+    ),
+    _Plan(
         title="Clipped tokens",
         note="Share of trained tokens whose ratio the loss clipped.",
         metrics=(("clipped", "learner/clip/share"),),
