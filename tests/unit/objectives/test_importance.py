@@ -1,4 +1,4 @@
-"""The weights of the importance correction, against plain loops and policies that are enumerated."""
+"""The weights of the importance correction, against plain loops and enumerated policies."""
 
 from __future__ import annotations
 

@@ -63,6 +63,24 @@ def test_a_training_that_runs_ahead_ends_trains_every_prompt_once_and_stays_with
         assert newest - min(v for g in record.groups for v in versions(g)) <= BOUND
 
 
+def test_a_training_that_runs_ahead_weighs_what_older_weights_sampled(
+    prepare: Callable[..., PreparedRun], tmp_path: Path
+) -> None:
+    records: list[StepRecord] = []
+    monitor = FakeMonitor(on_each_step=records.append)
+    prepared = prepare(*SETTINGS, "objective.proximal=recompute", "objective.correction=tis")
+
+    asyncio.run(
+        LocalRun(prepared=prepared, output=tmp_path / "run", extra_monitors=(monitor,)).train()
+    )
+
+    found = [record.metrics for record in records]
+    off = [abs(metrics["learner/importance_weight/mean"] - 1.0) for metrics in found]
+    assert off[0] < 1e-4, "the first batch was sampled with the learner's own weights"
+    assert max(off) > 1e-3, "and later ones were not"
+    assert all(metrics["learner/importance_weight/max"] <= 2.0 for metrics in found)
+
+
 def test_a_run_keeps_the_checkpoints_rollouts_and_evaluations_that_its_recipe_asks_for(
     prepare: Callable[..., PreparedRun], tmp_path: Path
 ) -> None:
