@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Mapping
 
-from headrace.bench import generate, memory, quickstart, smollm2, startup, step, vllm_peer
+from headrace.bench import generate, int8, memory, quickstart, smollm2, startup, step, vllm_peer
 from headrace.bench.result import (
     PEER_PACKAGES,
     Benchmark,
@@ -31,6 +31,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         smollm2.BENCHMARK,
         step.BENCHMARK,
         generate.BENCHMARK,
+        int8.BENCHMARK,
         startup.BENCHMARK,
         memory.BENCHMARK,
     )

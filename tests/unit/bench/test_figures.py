@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from headrace.bench import memory, quickstart, smollm2, startup
+from headrace.bench import int8, memory, quickstart, smollm2, startup
+from headrace.config.load import load_config
 from headrace.errors import RunError
 from headrace.monitors.run_directory import EventLine, RunHistory
+from headrace.recipes import find_recipe
 
 Summary = dict[str, Any]
 
@@ -54,6 +56,34 @@ def test_the_rise_of_smollm2_is_last_minus_first() -> None:
     assert figures["rise"] == pytest.approx(0.45)
     assert figures["rl_seconds"] == 400.0
     assert figures["total_seconds"] == 500.0
+
+
+def test_eight_bits_are_compared_with_the_recipe_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    last = {"as_is": 0.60, "int8_tis": 0.58, "int8_uncorrected": 0.30}
+    commands: dict[str, list[str]] = {}
+
+    def train(arguments: list[str], **_options: object) -> float:
+        commands[Path(arguments[-1]).name] = arguments
+        return 0.0
+
+    monkeypatch.setattr(int8, "resolve_model", lambda _: tmp_path)
+    monkeypatch.setattr(int8, "run_headrace", train)
+    monkeypatch.setattr(int8, "summarise", lambda output: summary(0.1, last[output.name]))
+    figures = int8.measure((), lambda _: None)
+    assert figures["int8_tis_greedy_difference"] == pytest.approx(-0.02)
+    assert figures["int8_tis_sampled_difference"] == pytest.approx(-0.02)
+    assert figures["int8_uncorrected_greedy_last"] == pytest.approx(0.30)
+    assert figures["as_is_sampled_first"] == pytest.approx(0.11)
+    assert "objective.correction=tis" in commands["int8_tis"]
+    assert "generator.dtype=int8" in commands["int8_uncorrected"]
+    assert not [part for part in commands["as_is"] if "int8" in part]
+
+
+@pytest.mark.parametrize("kind", int8.KINDS)
+def test_the_recipes_of_the_comparison_are_sound(kind: str) -> None:
+    load_config(find_recipe(int8.RECIPE), [*int8.KINDS[kind], *int8.EVALUATION])
 
 
 def history(*events: tuple[str, float]) -> RunHistory:

@@ -30,7 +30,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Peers]:
 
 
 def test_every_benchmark_of_the_design_is_there_under_its_name() -> None:
-    assert list(BENCHMARKS) == ["quickstart", "smollm2", "step", "generate", "startup", "memory"]
+    assert list(BENCHMARKS) == [
+        "quickstart",
+        "smollm2",
+        "step",
+        "generate",
+        "int8",
+        "startup",
+        "memory",
+    ]
     assert all(name == benchmark.name for name, benchmark in BENCHMARKS.items())
     assert all(benchmark.summary for benchmark in BENCHMARKS.values())
 
