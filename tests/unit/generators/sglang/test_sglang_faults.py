@@ -359,6 +359,24 @@ def test_what_a_server_ends_unasked_goes_on_from_its_tokens(lab: Lab) -> None:
     lab.run(work)
 
 
+def test_a_server_that_goes_on_ending_rollouts_unasked_fails_them(lab: Lab) -> None:
+    nothing = changed(
+        OUTPUT_IDS=[],
+        output_token_logprobs=[],
+        weight_versions=[],
+        finish_reason=lambda _: {"type": "abort", "message": "shutting down"},
+    )
+
+    async def work() -> None:
+        async with lab.site(max_retries=2) as site:
+            await site.load(1)
+            site.server.faults["/generate"] = [nothing] * 9
+            await refuses(site, lab, "it ended a rollout early, unasked")
+            assert len(site.server.bodies("/generate")) == 3
+
+    lab.run(work)
+
+
 @pytest.mark.parametrize(
     ("model", "on_update", "said"),
     [
