@@ -26,6 +26,7 @@ def engine_refusals(
     """Yield what ``generator.engine`` cannot do; ``sampling`` is by the name of its section."""
     yield from _unread_sections(generator)
     yield from _eight_bits(generator)
+    yield from _invariance(generator)
     match generator.engine:
         case "torch":
             pass
@@ -63,6 +64,16 @@ def _eight_bits(generator: GeneratorConfig) -> Iterator[Refusal]:
             '"torch"'
         )
         yield ("generator.dtype", "generator.engine"), text
+
+
+def _invariance(generator: GeneratorConfig) -> Iterator[Refusal]:
+    if generator.batch_invariant and generator.engine != "torch":
+        text = (
+            f'generator.batch_invariant = true with generator.engine = "{generator.engine}": only '
+            'the engine "torch" has this mode; set generator.batch_invariant = false or '
+            'generator.engine = "torch"'
+        )
+        yield ("generator.batch_invariant", "generator.engine"), text
 
 
 def _vllm_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:

@@ -20,6 +20,7 @@ from headrace.generators.engine_turns import EngineTurns, Submission
 from headrace.generators.torch_engine.admission import check_requests
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
+from headrace.generators.torch_engine.invariant.runner import InvariantRunner
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_engine.rollout_state import Decode, GroupCollector
 from headrace.generators.torch_engine.runner import ModelRunner
@@ -60,11 +61,13 @@ class TorchGenerator:
         on_update: OnUpdate = "wait",
         max_cache_bytes: int | None = None,
         is_quantized: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         """``compute`` may serve others between engine steps and is closed by whoever made it.
 
         ``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free.
         ``is_quantized``: matrices are held in eight bits, everything else in ``dtype``.
+        ``batch_invariant``: what else is sampled changes no bit of a rollout.
         """
         self._config = config
         self._decode = decode
@@ -75,7 +78,8 @@ class TorchGenerator:
         num_blocks = budget // block_bytes(config, BLOCK_SIZE, dtype)
         self._max_cached_tokens = num_blocks * BLOCK_SIZE
         blocks = BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        runner = ModelRunner(config, BLOCK_SIZE, dtype, device, is_quantized=is_quantized)
+        runner_class = InvariantRunner if batch_invariant else ModelRunner
+        runner = runner_class(config, BLOCK_SIZE, dtype, device, is_quantized=is_quantized)
         scheduler = Scheduler(
             blocks, max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
         )

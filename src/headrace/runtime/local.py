@@ -263,6 +263,7 @@ def _torch_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGene
         max_prefill_tokens=config.max_prefill_tokens,
         on_update=config.on_update,
         max_cache_bytes=None if cache is None else int(cache * 2**30),
+        batch_invariant=config.batch_invariant,
     )
 
 

@@ -153,3 +153,10 @@ def test_weights_of_eight_bits_are_refused_where_another_engine_samples(
 ) -> None:
     line = refusal(generator={**engine, "dtype": "int8"})
     assert line.startswith(f'generator.dtype = "int8" with generator.engine = "{engine["engine"]}"')
+
+
+def test_batch_invariance_is_refused_where_the_engine_has_no_such_mode() -> None:
+    settings = {"objective": {"proximal": "recompute"}}
+    line = refusal(generator={"engine": "vllm", "batch_invariant": True}, **settings)
+    assert line.startswith('generator.batch_invariant = true with generator.engine = "vllm"')
+    parse_config(RECIPE | {"generator": {"batch_invariant": True}})

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from headrace.compute import ComputeThread
 from headrace.controller import Controller
+from headrace.generators.torch_engine.invariant.runner import InvariantRunner
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.learners import TorchLearner
@@ -300,6 +301,16 @@ def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Pre
     assert generator._engine._on_update == "recompute"
     block = block_bytes(prepare().model.decoder_config, BLOCK_SIZE, torch.bfloat16)
     assert generator._max_cached_tokens == int(0.001 * 2**30) // block * BLOCK_SIZE
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_the_recipe_says_whether_a_rollout_is_the_same_alone_and_among_others(
+    start: Start, *, is_invariant: bool
+) -> None:
+    controller = start(f"generator.batch_invariant={str(is_invariant).lower()}", NO_EVALUATION)
+
+    runner = controller._parts.generator._engine._engine._runner
+    assert isinstance(runner, InvariantRunner) == is_invariant
 
 
 def threads_of(controller: Controller) -> tuple[ComputeThread, ComputeThread]:

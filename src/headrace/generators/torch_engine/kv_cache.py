@@ -85,6 +85,14 @@ class KVCache:
         torch.index_select(values, 0, blocks, out=places[1])
         return places[0], places[1]
 
+    def keys(self, layer: int, blocks: Tensor) -> Tensor:
+        """Return a copy of the keys [n, kv_heads, block_size, head_dim] of ``blocks`` [n]."""
+        return self._keys[layer].index_select(0, blocks)
+
+    def values(self, layer: int, blocks: Tensor) -> Tensor:
+        """Return a copy of the values [n, kv_heads, block_size, head_dim] of ``blocks`` [n]."""
+        return self._values[layer].index_select(0, blocks)
+
     def read_runs(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [S, kv_heads, T * block_size, D] of runs of ``blocks`` [S, T]."""
         keys, values = (

@@ -7,10 +7,12 @@ of two versions: `load` replaces all of them between two passes, on the thread t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.kv_cache import KVCache
@@ -22,12 +24,37 @@ from headrace.generators.torch_engine.paged_attention import (
 from headrace.generators.torch_engine.products import FusedProducts
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Part
-from headrace.models.decoder import Decoder
+from headrace.models.decoder import Activation, Decoder
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.weights import misfits, same_bits
 
 TURNS = 16
 """Weight updates over which every product is read back once; reading costs more than loading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedParts:
+    """The tokens of several parts, one after another."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    part: list[int] = field(default_factory=list)
+    """The number of each token's part."""
+    last: list[int] = field(default_factory=list)
+    """Rows of the last tokens of those parts that complete their branch."""
+
+
+def pack(parts: Sequence[Part]) -> PackedParts:
+    """Return the tokens of ``parts``."""
+    packed = PackedParts()
+    for number, part in enumerate(parts):
+        start, end = part.branch.num_cached, part.branch.num_cached + part.num_tokens
+        packed.ids.extend(part.branch.token_ids[start:end])
+        packed.positions.extend(range(start, end))
+        packed.part.extend([number] * part.num_tokens)
+        if part.num_tokens == part.branch.num_left:
+            packed.last.append(len(packed.ids) - 1)
+    return packed
 
 
 class ModelRunner:
@@ -41,11 +68,15 @@ class ModelRunner:
         device: torch.device,
         *,
         is_quantized: bool = False,
+        activation: Activation = functional.silu,
     ) -> None:
-        """``is_quantized``: multiply by matrices in eight bits, with all the rest in ``dtype``."""
+        """``is_quantized``: multiply by matrices in eight bits, with all the rest in ``dtype``.
+
+        ``activation`` is silu, for those who need it in a form of their own.
+        """
         self._device = device
         with torch.device("meta"):
-            decoder = Decoder(config).to(dtype)
+            decoder = Decoder(config, activation).to(dtype)
         self._decoder = decoder.requires_grad_(requires_grad=False)
         # What the weights must look like; most of them are never stored under these names.
         self._expected = dict(decoder.named_parameters())
@@ -121,22 +152,18 @@ class ModelRunner:
 
         Returns next-token logits [m, vocab] of the m parts that complete their branch.
         """
-        starts = [part.branch.num_cached for part in parts]
-        lengths = [part.num_tokens for part in parts]
-        ids: list[int] = []
-        positions: list[int] = []
-        rows: list[int] = []
-        for part, start in zip(parts, starts, strict=True):
-            ids += part.branch.token_ids[start : start + part.num_tokens]
-            positions += range(start, start + part.num_tokens)
-            if part.num_tokens == part.branch.num_left:
-                rows.append(len(ids) - 1)
-        tables = [part.branch.blocks for part in parts]
-        attention = PrefillAttention(self._cache, self.config, tables, starts, lengths)
-        hidden = self._decoder(
-            self._tensor(ids), self._tensor(positions), attention, self._products
+        packed = pack(parts)
+        attention = PrefillAttention(
+            self._cache,
+            self.config,
+            tables=[part.branch.blocks for part in parts],
+            starts=[part.branch.num_cached for part in parts],
+            lengths=[part.num_tokens for part in parts],
         )
-        return self._next_logits(hidden[self._tensor(rows)])
+        hidden = self._decoder(
+            self._tensor(packed.ids), self._tensor(packed.positions), attention, self._products
+        )
+        return self._next_logits(hidden[self._tensor(packed.last)])
 
     def decode(self, running: RunningRollouts) -> Tensor:
         """Feed every running rollout its last token; return next-token logits [n, vocab]."""
@@ -157,12 +184,16 @@ class ModelRunner:
 
         Fresh memory of that size costs more in page faults than the arithmetic on it.
         """
-        logits = self._products.logits(hidden)
+        logits = self._raw_logits(hidden)
         if logits.dtype == torch.float32:
             return logits
         if len(self._logits) < len(logits):
             self._logits = logits.new_empty(logits.shape, dtype=torch.float32)
         return self._logits[: len(logits)].copy_(logits)
+
+    def _raw_logits(self, hidden: Tensor) -> Tensor:
+        """Return [n, vocab] for ``hidden`` [n, hidden], in whatever dtype the products give."""
+        return self._products.logits(hidden)
 
     def _table_of(self, running: RunningRollouts) -> BlockTable:
         """Return the table of ``running``, made again only when a row or a block has changed."""

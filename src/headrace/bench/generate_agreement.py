@@ -1,0 +1,141 @@
+"""How far the log-probs that the generator records are from those of others, for the same tokens.
+
+Two references: transformers on each whole rollout (`agreement_hf_*`), and the learner's own path,
+which computes each group's prompt once (`agreement_learner_*`). All on the same weights and in the
+same precision, in one process; in nats, over every sampled token. Not measured: speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.bench.generate_records import GeneratePlan
+from headrace.bench.generate_run import prompts
+from headrace.types import GenerationRequest, Prompt, RolloutGroup, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headrace.models.decoder import Decoder
+
+WORKLOAD = GeneratePlan(engine="headrace", model="", num_groups=4, group_size=4)
+"""What is sampled: random prompts, so that the distributions are wide."""
+
+_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+def agreement(
+    model: Path, *, dtypes: Sequence[str] = ("float32", "bfloat16"), plan: GeneratePlan = WORKLOAD
+) -> Mapping[str, float]:
+    """Return ``agreement_{hf,learner}_{fp32,bf16}_{mean,max}`` of the checkpoint in ``model``.
+
+    The absolute difference of log-probs. The learner is compared in float32 alone: in bfloat16 it
+    computes with float32 weights under autocast, which is another model than the generator's.
+    """
+    figures: dict[str, float] = {}
+    for dtype in dtypes:
+        figures |= _of_dtype(replace(plan, model=str(model), dtype=dtype))
+    return figures
+
+
+def _of_dtype(plan: GeneratePlan) -> dict[str, float]:
+    import torch
+
+    from headrace.models.checkpoint import load_decoder
+
+    decoder = load_decoder(Path(plan.model), getattr(torch, plan.dtype))
+    decoder.requires_grad_(requires_grad=False)
+    groups = asyncio.run(_sample(plan, decoder))
+    kind = _SHORT[plan.dtype]
+    figures = _figures(f"agreement_hf_{kind}", _transformers_gaps(plan, groups))
+    if plan.dtype == "float32":
+        figures |= _figures(f"agreement_learner_{kind}", _learner_gaps(decoder, groups))
+    return figures
+
+
+def _figures(name: str, gaps: Sequence[Tensor]) -> dict[str, float]:
+    import torch
+
+    every = torch.cat(list(gaps)).abs()
+    return {f"{name}_mean": float(every.mean()), f"{name}_max": float(every.max())}
+
+
+async def _sample(plan: GeneratePlan, decoder: Decoder) -> list[RolloutGroup]:
+    """Return a group for each prompt, sampled by the torch engine at temperature 1."""
+    import torch
+
+    from headrace.compute import ComputeThread
+    from headrace.generators import TorchGenerator
+    from headrace.models.weights import weight_update
+
+    compute = ComputeThread("agreement", plan.num_threads)
+    generator = TorchGenerator(
+        decoder.config,
+        decode=lambda _: "",
+        compute=compute,
+        dtype=getattr(torch, plan.dtype),
+        max_concurrent_rollouts=plan.max_concurrent_rollouts,
+    )
+    requests = [
+        GenerationRequest(
+            group_id=str(index),
+            prompt=Prompt(prompt_id=str(index), source="bench", text="", token_ids=tuple(ids)),
+            group_size=plan.group_size,
+            sampling=SamplingParams(max_tokens=plan.num_new_tokens),
+            seed=0,
+        )
+        for index, ids in enumerate(prompts(plan, decoder.config.vocab_size))
+    ]
+    try:
+        await generator.update_weights(weight_update(0, dict(decoder.named_parameters())))
+        return [group async for group in generator.generate(requests)]
+    finally:
+        await generator.close()
+        compute.close()
+
+
+def _transformers_gaps(plan: GeneratePlan, groups: Sequence[RolloutGroup]) -> list[Tensor]:
+    """Return differences [T] to transformers for each rollout, which it gets whole and alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    theirs: Any = AutoModelForCausalLM.from_pretrained(
+        plan.model, dtype=getattr(torch, plan.dtype)
+    ).eval()
+    gaps = []
+    for group in groups:
+        prompt = group.prompt.token_ids
+        for rollout in group.rollouts:
+            ids = torch.tensor([[*prompt, *rollout.completion_ids]])
+            with torch.no_grad():
+                logits = theirs(ids).logits[0, len(prompt) - 1 : -1].float()
+            chosen = torch.tensor(rollout.completion_ids).unsqueeze(1)
+            expected = torch.log_softmax(logits, -1).gather(1, chosen).squeeze(1)
+            gaps.append(expected - torch.tensor(rollout.generator_logprobs))
+    return gaps
+
+
+def _learner_gaps(decoder: Decoder, groups: Sequence[RolloutGroup]) -> list[Tensor]:
+    """Return differences to the learner for the tokens of each of its micro-batches."""
+    import torch
+
+    from headrace.learners.loss import token_logprobs
+    from headrace.learners.packing import TrainingGroup, TrainingRow, microbatches
+
+    rows = [
+        TrainingGroup(
+            prompt_ids=group.prompt.token_ids,
+            rows=tuple(TrainingRow(rollout=r, advantage=0.0, weight=0.0) for r in group.rollouts),
+        )
+        for group in groups
+    ]
+    longest = max(group.num_tokens for group in rows)
+    with torch.no_grad():
+        return [
+            token_logprobs(decoder, batch, 1.0)[0] - batch.generator_logprobs
+            for batch in microbatches(rows, max_tokens=2 * longest, device=torch.device("cpu"))
+        ]
