@@ -103,9 +103,7 @@ def _transformers_gaps(plan: GeneratePlan, groups: Sequence[RolloutGroup]) -> li
     import torch
     from transformers import AutoModelForCausalLM
 
-    theirs: Any = AutoModelForCausalLM.from_pretrained(
-        plan.model, dtype=getattr(torch, plan.dtype)
-    ).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(plan.model, dtype=getattr(torch, plan.dtype))
     gaps = []
     for group in groups:
         prompt = group.prompt.token_ids
