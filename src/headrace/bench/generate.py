@@ -7,7 +7,8 @@ after one that does not count. Beside it, in the same run: the peers; the bare m
 the same work (`bound_share`); a memcpy of the weights; a group of 16 on a prompt of 512 tokens
 against a single rollout on it; lengths drawn log-normal with sigma 1 against equal ones, 64
 rollouts at a time; and a model of 3 million parameters in fp32, one sequence (`nano_b1`) and 256
-(`nano_b256`). Not measured: loading, scoring.
+(`nano_b256`). Last, how far the log-probs are from those of transformers and of the learner
+(`agreement`). Not measured: loading, scoring.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from headrace.bench import vllm_peer
 from headrace.bench.command import run_module
+from headrace.bench.generate_agreement import agreement
 from headrace.bench.generate_records import Engine, GeneratePlan
 from headrace.bench.nano_model import write_nano_model
 from headrace.bench.result import Benchmark, Figures, Peers, Progress
@@ -66,6 +68,8 @@ def measure(peers: Peers, progress: Progress) -> Figures:
         figures["two_thread_scaling_bf16"] = two / figures["tokens_per_second_bf16_8x8"]
         figures |= _shared_prefill(runs, plan)
         figures |= _spread_lengths(runs, plan)
+        progress("log-probs beside those of transformers and of the learner")
+        figures |= agreement(Path(model))
     return figures
 
 

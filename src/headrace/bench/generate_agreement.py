@@ -1,8 +1,9 @@
 """How far the log-probs that the generator records are from those of others, for the same tokens.
 
-Two references: transformers on each whole rollout (`agreement_hf_*`), and the learner's own path,
-which computes each group's prompt once (`agreement_learner_*`). All on the same weights and in the
-same precision, in one process; in nats, over every sampled token. Not measured: speed.
+Two references: transformers on each whole rollout, in the generator's precision
+(`agreement_hf_*`), and the learner's own path in fp32, which computes each group's prompt once
+(`agreement_learner_*`). All on the same checkpoint, in one process; in nats, over every sampled
+token. Not measured: speed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.bench.generate_records import GeneratePlan
-from headrace.bench.generate_run import prompts
-from headrace.types import GenerationRequest, Prompt, RolloutGroup, SamplingParams
+from headrace.bench.generate_run import requests
+from headrace.types import RolloutGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,16 +26,15 @@ if TYPE_CHECKING:
 WORKLOAD = GeneratePlan(engine="headrace", model="", num_groups=4, group_size=4)
 """What is sampled: random prompts, so that the distributions are wide."""
 
-_SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
 
 
 def agreement(
-    model: Path, *, dtypes: Sequence[str] = ("float32", "bfloat16"), plan: GeneratePlan = WORKLOAD
+    model: Path, *, dtypes: Sequence[str] = tuple(_SHORT), plan: GeneratePlan = WORKLOAD
 ) -> Mapping[str, float]:
-    """Return ``agreement_{hf,learner}_{fp32,bf16}_{mean,max}`` of the checkpoint in ``model``.
+    """Return ``agreement_{hf,learner}_{fp32,bf16,int8}_{mean,max}`` of the checkpoint in ``model``.
 
-    The absolute difference of log-probs. The learner is compared in float32 alone: in bfloat16 it
-    computes with float32 weights under autocast, which is another model than the generator's.
+    The absolute difference of log-probs. transformers has no eight bits of the same kind.
     """
     figures: dict[str, float] = {}
     for dtype in dtypes:
@@ -46,14 +46,15 @@ def _of_dtype(plan: GeneratePlan) -> dict[str, float]:
     import torch
 
     from headrace.models.checkpoint import load_decoder
+    from headrace.runtime.precision import resolve_dtype
 
-    decoder = load_decoder(Path(plan.model), getattr(torch, plan.dtype))
-    decoder.requires_grad_(requires_grad=False)
-    groups = asyncio.run(_sample(plan, decoder))
-    kind = _SHORT[plan.dtype]
-    figures = _figures(f"agreement_hf_{kind}", _transformers_gaps(plan, groups))
-    if plan.dtype == "float32":
-        figures |= _figures(f"agreement_learner_{kind}", _learner_gaps(decoder, groups))
+    model, kind = Path(plan.model), _SHORT[plan.dtype]
+    groups = asyncio.run(_sample(plan, load_decoder(model, resolve_dtype(plan.dtype))))
+    figures = _figures(
+        f"agreement_learner_{kind}", _learner_gaps(load_decoder(model, torch.float32), groups)
+    )
+    if plan.dtype != "int8":
+        figures |= _figures(f"agreement_hf_{kind}", _transformers_gaps(plan, groups))
     return figures
 
 
@@ -66,33 +67,25 @@ def _figures(name: str, gaps: Sequence[Tensor]) -> dict[str, float]:
 
 async def _sample(plan: GeneratePlan, decoder: Decoder) -> list[RolloutGroup]:
     """Return a group for each prompt, sampled by the torch engine at temperature 1."""
-    import torch
-
     from headrace.compute import ComputeThread
     from headrace.generators import TorchGenerator
     from headrace.models.weights import weight_update
+    from headrace.runtime.precision import resolve_dtype
 
     compute = ComputeThread("agreement", plan.num_threads)
     generator = TorchGenerator(
         decoder.config,
         decode=lambda _: "",
         compute=compute,
-        dtype=getattr(torch, plan.dtype),
+        dtype=resolve_dtype(plan.dtype),
         max_concurrent_rollouts=plan.max_concurrent_rollouts,
+        is_quantized=plan.dtype == "int8",
     )
-    requests = [
-        GenerationRequest(
-            group_id=str(index),
-            prompt=Prompt(prompt_id=str(index), source="bench", text="", token_ids=tuple(ids)),
-            group_size=plan.group_size,
-            sampling=SamplingParams(max_tokens=plan.num_new_tokens),
-            seed=0,
-        )
-        for index, ids in enumerate(prompts(plan, decoder.config.vocab_size))
-    ]
+    tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
+    asked = requests(plan, decoder.config.vocab_size, seed=0)
     try:
-        await generator.update_weights(weight_update(0, dict(decoder.named_parameters())))
-        return [group async for group in generator.generate(requests)]
+        await generator.update_weights(weight_update(0, tensors))
+        return [group async for group in generator.generate(asked)]
     finally:
         await generator.close()
         compute.close()

@@ -91,9 +91,9 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
         )
 
         async def once(repetition: int) -> float:
-            requests = _requests(plan, decoder.config.vocab_size, seed=repetition)
+            asked = requests(plan, decoder.config.vocab_size, seed=repetition)
             began = time.perf_counter()
-            async for _ in generator.generate(requests):
+            async for _ in generator.generate(asked):
                 pass
             return time.perf_counter() - began
 
@@ -129,7 +129,8 @@ async def _timed_update(
     return time.perf_counter() - began
 
 
-def _requests(plan: GeneratePlan, vocabulary: int, seed: int) -> list[GenerationRequest]:
+def requests(plan: GeneratePlan, vocabulary: int, seed: int) -> list[GenerationRequest]:
+    """Return what headrace is asked for: the prompts of every engine, at temperature 1."""
     from headrace.types import GenerationRequest, Prompt, SamplingParams
 
     return [

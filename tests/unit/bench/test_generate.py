@@ -98,6 +98,7 @@ def test_figures_are_ratios_of_the_runs_they_name(
     monkeypatch.setattr(generate, "run_module", fake)
     monkeypatch.setenv(vllm_peer.VARIABLE, sys.executable)
     monkeypatch.setattr(generate, "resolve_model", lambda _: tiny_model)
+    monkeypatch.setattr(generate, "agreement", lambda _: {"agreement_hf_fp32_mean": 1e-6})
     figures = generate.measure(("vllm", "hf"), lambda _: None)
     expected = {
         "tokens_per_second_bf16_8x8": 50.0,
@@ -119,10 +120,11 @@ def test_figures_are_ratios_of_the_runs_they_name(
         "two_thread_scaling_bf16": 2.0,
         "group_prefill_ratio_g16": 1.1,
         "lognormal_throughput_share": 0.8,
+        "agreement_hf_fp32_mean": 1e-6,
     }
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     alone = generate.measure((), lambda _: None)
-    assert not [name for name in alone if "hf" in name or "vllm" in name]
+    assert not [name for name in alone if "vs_hf" in name or "vllm" in name]
 
 
 @pytest.mark.parametrize("engine", ["headrace", "hf"])

@@ -19,13 +19,15 @@ def test_a_small_models_log_probs_are_those_of_transformers_and_of_the_learner(
     figures = agreement(tiny_model, plan=SMALL)
     assert set(figures) == {
         f"agreement_{kind}_{stat}"
-        for kind in ("hf_fp32", "hf_bf16", "learner_fp32")
+        for kind in ("hf_fp32", "hf_bf16", "learner_fp32", "learner_bf16", "learner_int8")
         for stat in ("mean", "max")
     }
     assert 0 <= figures["agreement_hf_fp32_mean"] <= figures["agreement_hf_fp32_max"] < 1e-5
     assert 0 <= figures["agreement_learner_fp32_mean"] <= figures["agreement_learner_fp32_max"]
     assert figures["agreement_learner_fp32_max"] < 1e-5
     assert 1e-4 < figures["agreement_hf_bf16_mean"] < 0.2
+    assert 1e-4 < figures["agreement_learner_bf16_mean"] < 0.2
+    assert 1e-4 < figures["agreement_learner_int8_mean"] < 0.2
 
 
 def test_one_log_prob_that_is_wrong_is_the_largest_difference(
