@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 
 from headrace.compute import ComputeThread
 from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
+from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.engine import Engine
-from headrace.generators.torch_engine.rollout_state import Decode, GroupCollector
+from headrace.generators.torch_engine.rollout_state import GroupCollector
 from headrace.generators.torch_engine.statistics import Statistics
 from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
 

@@ -16,13 +16,14 @@ import torch
 
 from headrace.compute import ComputeThread
 from headrace.errors import GeneratorFailure
+from headrace.generators.admission import check_requests
 from headrace.generators.engine_turns import EngineTurns, Submission
-from headrace.generators.torch_engine.admission import check_requests
+from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
 from headrace.generators.torch_engine.invariant.runner import InvariantRunner
 from headrace.generators.torch_engine.kv_cache import block_bytes
-from headrace.generators.torch_engine.rollout_state import Decode, GroupCollector
+from headrace.generators.torch_engine.rollout_state import GroupCollector
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Scheduler
 from headrace.host import available_memory

@@ -1,4 +1,4 @@
-"""Runs of equal policy versions, as rollouts carry them."""
+"""Runs of equal policy versions, as rollouts carry them, and the versions token by token."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def version_spans(versions: Iterable[int]) -> tuple[VersionSpan, ...]:
         spans.append(VersionSpan(policy_version=version, start=start, end=end))
         start = end
     return tuple(spans)
+
+
+def token_versions(spans: Iterable[VersionSpan]) -> tuple[int, ...]:
+    """Return the version of each token that ``spans`` cover: `version_spans` undone."""
+    return tuple(span.policy_version for span in spans for _ in range(span.start, span.end))

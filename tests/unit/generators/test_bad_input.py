@@ -13,7 +13,7 @@ import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators import TorchGenerator
-from headrace.generators.torch_engine.failure_watch import (
+from headrace.generators.failure_watch import (
     MAX_FAILED_SHARE,
     MIN_FAILED,
     RECENT,

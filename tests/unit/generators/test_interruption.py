@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import GeneratorFailure
-from headrace.generators.torch_engine.admission import check_requests
+from headrace.generators.admission import check_requests
 from headrace.generators.torch_engine.engine import Engine
 from headrace.types import GenerationRequest, OnUpdate, Rollout, RolloutGroup, VersionSpan
 

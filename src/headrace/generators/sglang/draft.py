@@ -6,22 +6,19 @@ distribution sampled from, and whether the rollout has ended. No token is ever s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from headrace import kept_support
 from headrace.config.sglang_rules import asks_support, is_point
 from headrace.generators.sglang.reply import Sampled
+from headrace.generators.stop_strings import Decode
+from headrace.generators.version_spans import token_versions, version_spans
 from headrace.types import (
     FinishReason,
     GenerationRequest,
     Rollout,
-    VersionSpan,
     derive_seed,
 )
-
-Decode = Callable[[Sequence[int]], str]
-"""Turns token ids into text without special tokens."""
 
 
 class Draft:
@@ -84,7 +81,7 @@ class Draft:
             completion_ids=tuple(self.token_ids),
             loss_mask=tuple(self._mask),
             generator_logprobs=tuple(self._logprobs),
-            version_spans=tuple(_spans(self._versions)),
+            version_spans=version_spans(self._versions),
             finish_reason=self.finish_reason or "abort",
             text=self._decode(self.token_ids),
             raw_logprobs=tuple(self._raw) if sampling.raw_logprobs else None,
@@ -96,8 +93,7 @@ class Draft:
         self._mask = list(rollout.loss_mask)
         self._logprobs = list(rollout.generator_logprobs)
         self._raw = list(rollout.raw_logprobs or [0.0] * len(rollout.completion_ids))
-        spans = rollout.version_spans
-        self._versions = [s.policy_version for s in spans for _ in range(s.start, s.end)]
+        self._versions = list(token_versions(rollout.version_spans))
         self._support = list(rollout.kept_support or [b""] * len(rollout.completion_ids))
         self.finish_reason = self._own_end() if rollout.may_go_on else rollout.finish_reason
 
@@ -159,12 +155,3 @@ class Draft:
 
 def _contains(text: str, stops: Sequence[str]) -> bool:
     return any(stop in text for stop in stops)
-
-
-def _spans(versions: Sequence[int]) -> Iterator[VersionSpan]:
-    """Yield the runs of equal versions."""
-    start = 0
-    for version, run in groupby(versions):
-        end = start + len(list(run))
-        yield VersionSpan(policy_version=version, start=start, end=end)
-        start = end

@@ -13,21 +13,19 @@ from typing import Any
 
 from headrace.config.sglang_rules import sglang_refusals
 from headrace.errors import GeneratorFailure
+from headrace.generators.admission import check_requests
 from headrace.generators.sglang.calls import Calls, OpenGroup, OpenRollout, take_back
 from headrace.generators.sglang.client import Server, http_client
-from headrace.generators.sglang.draft import Decode, Draft
+from headrace.generators.sglang.draft import Draft
 from headrace.generators.sglang.options import SGLangOptions
 from headrace.generators.sglang.sampling import unsupported_by
 from headrace.generators.sglang.servers import Member, usable
 from headrace.generators.sglang.statistics import Statistics
 from headrace.generators.sglang.updates import CLOSED, Updates
 from headrace.generators.sglang.weights import PublishedWeights
-from headrace.generators.torch_engine.admission import check_requests
+from headrace.generators.stop_strings import Decode
 from headrace.models.decoder_config import DecoderConfig
 from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
-
-NO_BOUND = 1 << 62
-"""The servers' caches queue what does not fit."""
 
 
 class SGLangGenerator:
@@ -132,7 +130,7 @@ class SGLangGenerator:
         if self._calls.name is None:
             msg = "generate was called before the first update_weights, or after one that failed"
             raise GeneratorFailure(msg)
-        check_requests(requests, self._config, max_cached_tokens=NO_BOUND)
+        check_requests(requests, self._config)
         members = usable(self._calls.members, self._calls.name)
         for request in requests:
             sampling, length = request.sampling, len(request.prompt.token_ids)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from headrace.generators.metrics import percentiles, share
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,13 +35,5 @@ class Statistics:
             "generator/servers/num_retries": float(self.num_retries),
             "generator/idle/weights_seconds": self.update_seconds,
         }
-        if self.num_input:
-            found["generator/cache/found_share"] = self.num_cached / self.num_input
-        return found | _percentiles("generator/rollout", self.rollout_seconds)
-
-
-def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    middle, late = np.percentile(seconds, (50, 99))
-    return {f"{name}/p50_seconds": float(middle), f"{name}/p99_seconds": float(late)}
+        found |= share("generator/cache/found_share", self.num_cached, self.num_input)
+        return found | percentiles("generator/rollout", "seconds", self.rollout_seconds)

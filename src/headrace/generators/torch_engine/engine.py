@@ -17,11 +17,11 @@ from typing import assert_never
 import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
+from headrace.generators.failure_watch import FailureWatch
+from headrace.generators.stop_strings import Decode, completes_stop_string
 from headrace.generators.torch_engine.block_manager import BlockManager
-from headrace.generators.torch_engine.failure_watch import FailureWatch
 from headrace.generators.torch_engine.rollout_state import (
     Begun,
-    Decode,
     FinishedRollout,
     GroupCollector,
     RunningRollouts,
@@ -344,42 +344,14 @@ class Engine:
         hit = torch.zeros(len(self._running), dtype=torch.bool)
         if not self._running.any_stop_strings:
             return hit
-        late = (self._running.num_generated > self._running.min_tokens).tolist()
+        lengths = self._running.num_generated
+        late = (lengths > self._running.min_tokens).tolist()
         for row, ticket in enumerate(self._running.tickets):
             strings = ticket.request.sampling.stop_strings
             if strings and late[row]:
-                hit[row] = self._completed_any(row, strings)
+                completion = self._running.token_ids[row, : int(lengths[row])].tolist()
+                hit[row] = completes_stop_string(completion, strings, self._decode)
         return hit
-
-    def _completed_any(self, row: int, strings: Sequence[str]) -> bool:
-        """Search as much of the tail as can hold a stop string that ends in the newest token."""
-        longest = max(len(string) for string in strings)
-        length = int(self._running.num_generated[row])
-        completion = self._running.token_ids[row, :length].tolist()
-        window = 2 * longest + 4
-        while True:
-            tail = completion[-window:]
-            text, before = self._decode(tail), self._decode(tail[:-1])
-            if _completes_any(strings, text, before):
-                return True
-            # Special tokens and parts of a character add no text, so tokens cannot be counted on:
-            # what lies before the newest one must hold a whole stop string and a broken character.
-            if window >= length or len(before) > longest:
-                return False
-            window *= 2
-
-
-def _completes_any(strings: Sequence[str], text: str, before: str) -> bool:
-    """Return whether one of ``strings`` ends in what ``text`` has and ``before`` had not.
-
-    One that was there before did not end the rollout when it might have, so it never will.
-    """
-    ends = [at + len(string) for string in strings if (at := text.rfind(string)) >= 0]
-    if not ends:
-        return False
-    pairs = enumerate(zip(text, before, strict=False))
-    alike = next((at for at, (one, other) in pairs if one != other), min(len(text), len(before)))
-    return max(ends) > alike
 
 
 def _rows(mask: torch.Tensor) -> list[int]:

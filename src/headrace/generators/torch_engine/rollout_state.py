@@ -7,27 +7,24 @@ never in between.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.masks import TokenMasks
 from headrace.generators.torch_engine.sampling import Drawn, SamplingRows
+from headrace.generators.version_spans import token_versions, version_spans
 from headrace.types import (
     FinishReason,
     GenerationRequest,
     Rollout,
     RolloutGroup,
     SamplingParams,
-    VersionSpan,
     derive_seed,
 )
-
-Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text, special tokens left out."""
 
 NO_TOKEN = -1
 """Fills unused columns of the stop-id table; no token has this id."""
@@ -48,11 +45,10 @@ class Begun:
     @classmethod
     def of(cls, rollout: Rollout) -> Begun:
         """Return what ``rollout`` holds, for going on from there."""
-        spans = rollout.version_spans
         return cls(
             completion_ids=rollout.completion_ids,
             generator_logprobs=rollout.generator_logprobs,
-            policy_versions=tuple(s.policy_version for s in spans for _ in range(s.start, s.end)),
+            policy_versions=token_versions(rollout.version_spans),
             loss_mask=rollout.loss_mask,
             raw_logprobs=rollout.raw_logprobs,
             kept_support=rollout.kept_support,
@@ -136,21 +132,12 @@ class FinishedRollout:
             completion_ids=self.sampled.completion_ids,
             loss_mask=self.sampled.loss_mask,
             generator_logprobs=self.sampled.generator_logprobs,
-            version_spans=_spans(self.sampled.policy_versions),
+            version_spans=version_spans(self.sampled.policy_versions),
             finish_reason=self.finish_reason,
             text=text,
             raw_logprobs=self.sampled.raw_logprobs,
             kept_support=self.sampled.kept_support,
         )
-
-
-def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
-    """Return the runs of equal versions."""
-    starts = [at for at, v in enumerate(versions) if at == 0 or versions[at - 1] != v]
-    return tuple(
-        VersionSpan(policy_version=versions[start], start=start, end=end)
-        for start, end in pairwise((*starts, len(versions)))
-    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,10 +6,9 @@ Only counts. Python is at work here once for each step and each rollout, never f
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+from headrace.generators.metrics import percentiles, share
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,31 +68,18 @@ class Statistics:
             "generator/idle/paused_seconds": self.paused_seconds,
             "generator/idle/weights_seconds": self.update_seconds,
         }
-        found |= _share("generator/idle/share", self._idle, time.monotonic() - self.began_at)
-        found |= _share(
-            "generator/engine/tokens_per_second", self.num_sampled, self.working_seconds
-        )
+        found |= share("generator/idle/share", self._idle, time.monotonic() - self.began_at)
+        found |= share("generator/engine/tokens_per_second", self.num_sampled, self.working_seconds)
         slots = self.num_steps * self.max_running
-        found |= _share("generator/engine/occupied_share", self.num_running, slots)
-        found |= _share("generator/cache/max_held_share", self.most_held, self.num_blocks)
-        found |= _share("generator/engine/mean_running", self.num_running, self.num_steps)
+        found |= share("generator/engine/occupied_share", self.num_running, slots)
+        found |= share("generator/cache/max_held_share", self.most_held, self.num_blocks)
+        found |= share("generator/engine/mean_running", self.num_running, self.num_steps)
         asked_for = self.num_prefilled + self.num_found
-        found |= _share("generator/cache/found_share", self.num_found, asked_for)
-        found |= _percentiles("generator/first_token", "seconds", self.first_token_seconds)
-        found |= _percentiles("generator/rollout", "seconds", self.rollout_seconds)
-        return found | _percentiles("generator/rollout", "tokens", self.rollout_tokens)
+        found |= share("generator/cache/found_share", self.num_found, asked_for)
+        found |= percentiles("generator/first_token", "seconds", self.first_token_seconds)
+        found |= percentiles("generator/rollout", "seconds", self.rollout_seconds)
+        return found | percentiles("generator/rollout", "tokens", self.rollout_tokens)
 
     @property
     def _idle(self) -> float:
         return self.idle_seconds + self.paused_seconds + self.update_seconds
-
-
-def _share(name: str, part: float, whole: float) -> dict[str, float]:
-    return {name: part / whole} if whole > 0 else {}
-
-
-def _percentiles(name: str, unit: str, values: Sequence[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    middle, late = np.percentile(values, (50, 99))
-    return {f"{name}/p50_{unit}": float(middle), f"{name}/p99_{unit}": float(late)}

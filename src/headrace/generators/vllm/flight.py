@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.generators.version_spans import version_spans
+from headrace.generators.stop_strings import Decode
+from headrace.generators.version_spans import token_versions, version_spans
 from headrace.generators.vllm.engine import Delta
 from headrace.types import (
     FinishReason,
@@ -20,9 +20,6 @@ from headrace.types import (
     Rollout,
     derive_seed,
 )
-
-Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text, special tokens left out."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,11 +53,7 @@ class Flight:
         self.completion_ids = list(begun.completion_ids)
         self.loss_mask = list(begun.loss_mask)
         self.logprobs = list(begun.generator_logprobs)
-        self.policy_versions = [
-            span.policy_version
-            for span in begun.version_spans
-            for _ in range(span.end - span.start)
-        ]
+        self.policy_versions = list(token_versions(begun.version_spans))
         if not begun.may_go_on:
             self.finish_reason = begun.finish_reason
         elif len(self.completion_ids) >= self.request.sampling.max_tokens:

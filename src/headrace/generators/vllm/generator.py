@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 
 import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
-from headrace.generators.torch_engine.admission import check_requests
+from headrace.generators.admission import check_requests
+from headrace.generators.stop_strings import Decode
 from headrace.generators.vllm.engine import EngineDied, VllmEngine
-from headrace.generators.vllm.flight import Decode, Flight
+from headrace.generators.vllm.flight import Flight
 from headrace.generators.vllm.groups import OpenGroup, OpenGroups
 from headrace.generators.vllm.sampling import check_request, engine_params
 from headrace.generators.vllm.segment import Segment
@@ -66,7 +66,7 @@ class VllmGenerator:
 
         Raises GeneratorFailure before anything is sampled, or when engines die one after another.
         """
-        check_requests(requests, self._config, max_cached_tokens=sys.maxsize)
+        check_requests(requests, self._config)
         for request in requests:
             check_request(request, self._max_tokens)
         self._supervisor.require_weights()

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from headrace.errors import GeneratorFailure
-from headrace.generators.vllm.flight import Decode, Flight
+from headrace.generators.stop_strings import Decode
+from headrace.generators.vllm.flight import Flight
 from headrace.types import GenerationRequest, RolloutGroup
 
 Fly = Callable[[Flight], Awaitable[None]]

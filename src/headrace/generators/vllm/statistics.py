@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from headrace.generators.metrics import percentiles, share
 from headrace.generators.vllm.flight import Flight
 
 
@@ -34,14 +33,6 @@ class Statistics:
 
     def metrics(self) -> dict[str, float]:
         """Return them by metric name; what nothing was counted of is left out."""
-        found: dict[str, float] = {}
-        if self.num_asked:
-            found["generator/cache/found_share"] = self.num_found / self.num_asked
-        for name, seconds in (
-            ("generator/first_token", self.first_token_seconds),
-            ("generator/rollout", self.rollout_seconds),
-        ):
-            if seconds:
-                middle, late = np.percentile(seconds, (50, 99))
-                found |= {f"{name}/p50_seconds": float(middle), f"{name}/p99_seconds": float(late)}
-        return found
+        found = share("generator/cache/found_share", self.num_found, self.num_asked)
+        found |= percentiles("generator/first_token", "seconds", self.first_token_seconds)
+        return found | percentiles("generator/rollout", "seconds", self.rollout_seconds)

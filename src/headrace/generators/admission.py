@@ -1,4 +1,4 @@
-"""Which requests the engine can serve at all, decided before anything is queued.
+"""Which requests an engine can serve at all, decided before anything is queued.
 
 What is refused here would otherwise surface later as an index error in the middle of a batch, or
 as a group that never becomes whole.
@@ -15,9 +15,15 @@ from headrace.types import GenerationRequest, Rollout, SamplingParams
 
 
 def check_requests(
-    requests: Sequence[GenerationRequest], config: DecoderConfig, *, max_cached_tokens: int
+    requests: Sequence[GenerationRequest],
+    config: DecoderConfig,
+    *,
+    max_cached_tokens: int | None = None,
 ) -> None:
-    """Raise GeneratorFailure naming the first group that cannot be sampled, and why."""
+    """Raise GeneratorFailure naming the first group that cannot be sampled, and why.
+
+    ``max_cached_tokens`` is what a cache holds in which every rollout must fit; None knows of none.
+    """
     seen: set[str] = set()
     # Masks may be as long as the vocabulary, and mostly all requests have one params object.
     params = {id(request.sampling): request.sampling for request in requests}
@@ -53,7 +59,7 @@ def _faults(sampling: SamplingParams, vocab_size: int) -> Iterator[str]:
 
 
 def _problem(
-    request: GenerationRequest, config: DecoderConfig, max_cached_tokens: int
+    request: GenerationRequest, config: DecoderConfig, max_cached_tokens: int | None
 ) -> str | None:
     sampling, ids = request.sampling, request.prompt.token_ids
     if request.group_size < 1:
@@ -94,10 +100,10 @@ def _misfits(rollout: Rollout, sampling: SamplingParams, vocab_size: int) -> Ite
         yield "has no kept_support, which sampling.kept_support asks for"
 
 
-def _too_long(prompt: int, completion: int, positions: int, cached: int) -> str | None:
+def _too_long(prompt: int, completion: int, positions: int, cached: int | None) -> str | None:
     needed = f"{prompt} prompt tokens + sampling.max_tokens = {completion} exceed the"
     if prompt + completion > positions:
         return f"{needed} model's {positions} positions; lower max_tokens or drop the prompt"
-    if prompt + completion > cached:
+    if cached is not None and prompt + completion > cached:
         return f"{needed} {cached} tokens that the cache holds; raise generator.max_cache_gib"
     return None
