@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.bench.generate_records import GeneratePlan
-from headrace.bench.generate_run import requests
+from headrace.bench.generate_workload import requests
 from headrace.types import RolloutGroup
 
 if TYPE_CHECKING:

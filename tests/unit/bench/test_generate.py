@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.bench import generate, generate_run, vllm_peer
+from headrace.bench import generate, generate_run, generate_workload, vllm_peer
 from headrace.bench.generate_records import Engine, GeneratePlan
 from headrace.bench.nano_model import write_nano_model
 from headrace.errors import ConfigError
@@ -61,7 +62,9 @@ def test_every_engine_samples_the_same_number_of_tokens(
 
 
 def test_prompts_do_not_depend_on_the_engine_and_differ_from_each_other(plan: GeneratePlan) -> None:
-    own, other = (generate_run.prompts(replace(plan, engine=e), 100) for e in ("headrace", "hf"))
+    own, other = (
+        generate_workload.prompts(replace(plan, engine=e), 100) for e in ("headrace", "hf")
+    )
     assert own == other
     assert len({tuple(ids) for ids in own}) == 2
     assert all(len(ids) == 20 and max(ids) < 100 for ids in own)
@@ -69,8 +72,8 @@ def test_prompts_do_not_depend_on_the_engine_and_differ_from_each_other(plan: Ge
 
 def test_spread_lengths_have_about_the_mean_of_equal_ones() -> None:
     plan = GeneratePlan(engine="headrace", model="", num_groups=4000, num_new_tokens=64)
-    assert set(generate_run.lengths(plan)) == {64}
-    spread = generate_run.lengths(replace(plan, length_sigma=1.0))
+    assert set(generate_workload.lengths(plan)) == {64}
+    spread = generate_workload.lengths(replace(plan, length_sigma=1.0))
     assert sum(spread) / len(spread) == pytest.approx(64, rel=0.1)
     assert max(spread) > 5 * sorted(spread)[2000]
 
@@ -153,3 +156,10 @@ def test_the_python_of_vllm_may_be_named_and_must_be_there(
     monkeypatch.setenv(vllm_peer.VARIABLE, str(tmp_path / "python"))
     with pytest.raises(ConfigError, match=f"{vllm_peer.VARIABLE}=.*no such file"):
         generate.measure(("vllm",), lambda _: None)
+
+
+def test_whoever_starts_a_program_of_the_benchmarks_has_not_imported_it() -> None:
+    # Python warns of a module that is run after it was imported, since then there are two of it.
+    code = "import sys, headrace.bench; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"headrace.bench.generate_run", "headrace.bench.step_trl"} & {*done.stdout.split()}
