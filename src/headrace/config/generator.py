@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -12,6 +13,9 @@ from headrace.config.section import Section
 from headrace.types import OnUpdate, SamplingParams
 
 TokenIds: TypeAlias = tuple[Annotated[int, Field(ge=0)], ...]
+
+HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+"""A name or an address, in lower case."""
 
 EngineName: TypeAlias = Literal["torch", "vllm", "sglang"]
 """What can sit inside a generator."""
@@ -117,16 +121,23 @@ class VllmConfig(Section):
 
 
 def _server_url(url: str) -> str:
-    """Return ``url`` without a slash at its end. Raises ValueError if it names more than a server.
+    """Return ``url`` as it is written for one server only in one way.
 
-    What comes before an @ is a secret and has no place in a recipe.
+    Raises ValueError if it is none or names more than a server. What comes before an @ is a secret
+    and has no place in a recipe.
     """
-    parts = urlsplit(url)
+    msg = "give http://HOST:PORT or https://HOST:PORT and nothing after it"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        msg = f"{msg}; PORT is from 1 to 65535"
+        raise ValueError(msg) from error
     beyond = parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc
-    if parts.scheme not in {"http", "https"} or not parts.hostname or beyond:
-        msg = "give http://HOST:PORT or https://HOST:PORT and nothing after it"
+    if parts.scheme not in {"http", "https"} or not HOST.fullmatch(host) or port == 0 or beyond:
         raise ValueError(msg)
-    return url.rstrip("/")
+    where = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{where}" + ("" if port is None else f":{port}")
 
 
 class SGLangConfig(Section):
@@ -147,7 +158,8 @@ class SGLangConfig(Section):
     control_deadline_seconds: float = Field(default=60.0, gt=0.0)
     """Longest answer to a question, a pause or an abort; after it the server counts as lost."""
     update_deadline_seconds: float = Field(default=900.0, gt=0.0)
-    """Longest load of published weights; after it the server counts as lost."""
+    """Longest load of published weights, after which the server counts as lost, and longest writing
+    of them, after which the run fails."""
     connect_deadline_seconds: float = Field(default=10.0, gt=0.0)
     """Longest wait for a connection."""
     max_retries: int = Field(default=3, ge=0)

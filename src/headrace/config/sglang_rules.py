@@ -22,6 +22,11 @@ MAX_STOP_STRINGS = 32
 """As many as SGLang takes."""
 
 
+def is_api_key(text: str) -> bool:
+    """Whether an HTTP header takes ``text`` as a key: visible ASCII characters, one at least."""
+    return bool(text) and all("!" <= character <= "~" for character in text)
+
+
 def is_point(sampling: SamplingParams) -> bool:
     """Whether every token is the most probable one: its log-prob is 0, whatever SGLang reports."""
     return sampling.temperature == 0.0 or sampling.top_k == 1

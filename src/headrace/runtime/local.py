@@ -269,26 +269,17 @@ def _torch_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGene
 
 def _sglang_generator(prepared: PreparedRun) -> Generator:
     """Return the client of the servers; it asks them for the first time with the first weights."""
-    from headrace.generators.sglang import SGLangGenerator, SGLangOptions  # noqa: PLC0415 - an extra
+    from headrace.generators.sglang import SGLangGenerator  # noqa: PLC0415 - an extra
 
     config, model = prepared.config.generator, prepared.model
-    servers = config.sglang
-    variable = servers.api_key_variable
+    variable = config.sglang.api_key_variable
     return SGLangGenerator(
-        SGLangOptions(
-            urls=servers.urls,
-            api_key=None if variable is None else os.environ[variable],
-            weights_directory=servers.weights_directory,
-            rollout_seconds=servers.rollout_deadline_seconds,
-            control_seconds=servers.control_deadline_seconds,
-            update_seconds=servers.update_deadline_seconds,
-            connect_seconds=servers.connect_deadline_seconds,
-            max_retries=servers.max_retries,
-        ),
+        config.sglang,
         model.decoder_config,
         hf_config=model.hf_config,
         model_directory=model.directory,
         decode=model.tokenizer.decode,
+        api_key=None if variable is None else os.environ[variable],
         on_update=config.on_update,
         max_concurrent_rollouts=config.max_concurrent_rollouts,
     )

@@ -23,6 +23,7 @@ from headrace.config import (
     SamplingConfig,
     SourceConfig,
 )
+from headrace.config.sglang_rules import is_api_key
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.host import available_memory
@@ -160,6 +161,12 @@ def _engine_problems(recipe: CheckedRecipe) -> Iterator[str]:
         yield (
             f'generator.sglang.api_key_variable = "{variable}": the environment does not hold it; '
             "export the key under that name"
+        )
+    elif variable is not None and not is_api_key(os.environ[variable]):
+        # Never quoted: the recipe's faults are printed and sent on.
+        yield (
+            f'generator.sglang.api_key_variable = "{variable}": the key in it holds a space, a '
+            "line break or another character that no HTTP header takes; export it without"
         )
 
 

@@ -84,6 +84,12 @@ def test_sglang_needs_to_be_told_where_its_servers_are() -> None:
         "http://one:1/v1",
         "http://one?a=b",
         "http://a:b@one:1",
+        "http://one:99999",
+        "http://one:0",
+        "http://one:x",
+        "http://one two:1",
+        "http://[::1:1",
+        "http://a,b:1",
     ],
 )
 def test_an_address_that_is_no_server_is_refused(url: str) -> None:
@@ -93,9 +99,12 @@ def test_an_address_that_is_no_server_is_refused(url: str) -> None:
 
 
 def test_one_server_is_not_given_twice() -> None:
-    twice = {"urls": ["http://one:1", "http://one:1/"]}
-    line = refusal(generator={"engine": "sglang", "sglang": twice})
-    assert "http://one:1 more than once" in line
+    for other in ("http://one:1/", "HTTP://One:1", "http://one:01"):
+        twice = {"urls": ["http://one:1", other]}
+        line = refusal(generator={"engine": "sglang", "sglang": twice})
+        assert "http://one:1 more than once" in line
+    address = parse_config(RECIPE | {"generator": sglang(urls=["http://[::1]:1/"])})
+    assert address.generator.sglang.urls == ("http://[::1]:1",)
 
 
 def test_options_of_sglang_are_refused_where_another_engine_samples() -> None:

@@ -165,11 +165,9 @@ def test_what_a_recipe_says_of_servers_reaches_the_generator(prepare: Prepare) -
         generator = _sglang_generator(prepared)
         assert isinstance(generator, SGLangGenerator)
         options = generator._calls.options
+        assert options == prepared.config.generator.sglang
         assert options.urls == ("http://one:1", "https://two:2")
-        assert options.weights_directory == Path("/shared/weights")
-        assert (options.rollout_seconds, options.control_seconds) == (1.5, 2.5)
-        assert (options.update_seconds, options.connect_seconds) == (3.5, 4.5)
-        assert options.max_retries == 5
+        assert generator._weights._parent == Path("/shared/weights")
         assert generator._calls._slots._value == 7
         assert generator._updates._on_update == "keep"
         assert generator._http.timeout.connect == 4.5
@@ -189,6 +187,11 @@ def test_the_key_comes_from_the_environment_and_is_recorded_nowhere(
     monkeypatch.delenv("SGLANG_KEY_OF_A_TEST", raising=False)
     with pytest.raises(ConfigError, match="SGLANG_KEY_OF_A_TEST"):
         preflight(check_config(lab.recipe, settings)).require()
+    for unsendable in ("secret\n", "sec ret", "secr\u00e9t"):
+        monkeypatch.setenv("SGLANG_KEY_OF_A_TEST", unsendable)
+        with pytest.raises(ConfigError, match="character that no HTTP header takes") as caught:
+            preflight(check_config(lab.recipe, settings)).require()
+        assert "secr" not in str(caught.value)
     monkeypatch.setenv("SGLANG_KEY_OF_A_TEST", "secret")
 
     async def main() -> None:

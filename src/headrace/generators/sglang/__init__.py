@@ -6,6 +6,5 @@ without a GPU. docs/ENGINES.md says what that leaves open.
 """
 
 from headrace.generators.sglang.generator import SGLangGenerator
-from headrace.generators.sglang.options import SGLangOptions
 
-__all__ = ["SGLangGenerator", "SGLangOptions"]
+__all__ = ["SGLangGenerator"]

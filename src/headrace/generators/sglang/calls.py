@@ -12,12 +12,13 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from headrace.config import SGLangConfig
 from headrace.config.sglang_rules import asks_support
 from headrace.errors import GeneratorFailure
+from headrace.generators.failure_watch import FailureWatch
 from headrace.generators.sglang.client import ServerBusy, ServerLost, delay
 from headrace.generators.sglang.draft import Draft
 from headrace.generators.sglang.gate import Gate
-from headrace.generators.sglang.options import SGLangOptions
 from headrace.generators.sglang.reply import Call, Sampled, read_reply
 from headrace.generators.sglang.sampling import wire_sampling
 from headrace.generators.sglang.servers import Member, OpenCall, least_open, usable
@@ -61,7 +62,7 @@ class OpenGroup:
 class Calls:
     """Makes the calls of all open rollouts."""
 
-    def __init__(self, members: Sequence[Member], options: SGLangOptions, *, max_open: int) -> None:
+    def __init__(self, members: Sequence[Member], options: SGLangConfig, *, max_open: int) -> None:
         self.members = members
         self.gate = Gate()
         """Held while no call may be made: during a pause and while weights change."""
@@ -71,6 +72,7 @@ class Calls:
         """Of the version that is sampled from; None when there is none to rely on."""
         self.statistics = Statistics()
         self.options = options
+        self._failures = FailureWatch()
         self._slots = asyncio.Semaphore(max_open)
 
     async def finish(self, group: OpenGroup, rollout: OpenRollout) -> None:
@@ -87,7 +89,7 @@ class Calls:
                     continue
                 if num_retries == self.options.max_retries:
                     raise
-                await asyncio.sleep(delay(num_retries, self.options.backoff_seconds))
+                await asyncio.sleep(delay(num_retries))
                 num_retries += 1
                 self.statistics.num_retries += 1
         self.statistics.rollout_seconds.append(time.monotonic() - began)
@@ -106,9 +108,14 @@ class Calls:
         return group.member
 
     async def _call(self, rollout: OpenRollout, member: Member) -> None:
-        """Make one call and add what it brings. Raises ServerLost, ServerBusy, GeneratorFailure."""
+        """Make one call and add what it brings.
+
+        Raises ServerLost, ServerBusy, and GeneratorFailure also when too many rollouts have ended
+        because their logits were not finite.
+        """
         assert self.name is not None
-        rollout.draft.force_prefix(self.versions[self.name])
+        version = self.versions[self.name]
+        rollout.draft.begin(version)
         call, body = self._question(rollout.draft, member)
         http = asyncio.create_task(member.server.post("/generate", body, None))
         open_call = OpenCall(call.rid, http)
@@ -120,6 +127,7 @@ class Calls:
             sampled = Sampled() if reply is None else read_reply(reply, call, self.versions)
             rollout.draft.add(sampled)
             self._count(call, sampled)
+            self._watch(rollout.draft, version)
         finally:
             member.calls.discard(open_call)
             rollout.call = None
@@ -160,22 +168,21 @@ class Calls:
     async def _answer(self, member: Member, call: OpenCall) -> dict[str, object] | None:
         """Return the reply; None if nobody waits for it any more. Time at a standstill is free."""
         try:
-            left = self.options.rollout_seconds
+            left = self.options.rollout_deadline_seconds
+            patience = self.options.control_deadline_seconds
             while not call.http.done():
                 shut, began = self.gate.shut_seconds, time.monotonic()
-                await asyncio.wait({call.http}, timeout=min(left, self.options.control_seconds))
+                await asyncio.wait({call.http}, timeout=min(left, patience))
                 left -= time.monotonic() - began - (self.gate.shut_seconds - shut)
                 if not call.http.done():
                     await self._look_after(member)
                 if left <= 0.0 and not call.http.done():
                     self._overdue(member)
-            return await call.http
-        except asyncio.CancelledError:
-            if call.lost is not None and call.http.cancelled():
-                raise ServerLost(call.lost) from None
-            if call.is_given_up and call.http.cancelled():
+            if call.http.cancelled() and call.lost is not None:
+                raise ServerLost(call.lost)
+            if call.http.cancelled() and call.is_given_up:
                 return None
-            raise
+            return call.http.result()
         finally:
             call.http.cancel()  # closes the connection, by which the server drops the request
 
@@ -187,7 +194,7 @@ class Calls:
         shut = self.gate.shut_seconds
         async with member.examining:
             silent = time.monotonic() - member.heard_at
-            if member.lost is not None or silent < self.options.control_seconds:
+            if member.lost is not None or silent < self.options.control_deadline_seconds:
                 return
             if await member.is_well():
                 member.heard_at = time.monotonic()
@@ -198,8 +205,8 @@ class Calls:
     def _overdue(self, member: Member) -> None:
         msg = (
             f"{member.url}/generate: no answer within generator.sglang.rollout_deadline_seconds = "
-            f"{self.options.rollout_seconds:g} from a server that works; raise it, or lower "
-            "sampling.max_tokens"
+            f"{self.options.rollout_deadline_seconds:g} from a server that works; raise it, or "
+            "lower sampling.max_tokens"
         )
         raise GeneratorFailure(msg)
 
@@ -220,6 +227,16 @@ class Calls:
             member.lose(cause)
             self.statistics.num_lost += 1
             return False
+
+    def _watch(self, draft: Draft, version: int) -> None:
+        if draft.finish_reason is None:
+            return
+        num_failed = int(draft.finish_reason == "error")
+        self.statistics.num_failed += num_failed
+        num_running = sum(len(member.calls) for member in self.members)
+        self._failures.note(
+            num_failed=num_failed, num_ended=1, num_running=num_running, version=version
+        )
 
     def _count(self, call: Call, sampled: Sampled) -> None:
         self.statistics.num_calls += 1

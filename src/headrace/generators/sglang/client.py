@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 MAX_QUOTED = 300
 """Characters of a server's answer that an error quotes."""
+BACKOFF_SECONDS = 0.5
+"""Before the first repetition, doubled for each further one and drawn between half and all."""
 BUSY = frozenset({429, 500, 502, 503, 504})
 """Statuses that a later try may not meet again."""
 
@@ -75,6 +77,13 @@ class Server:
         except TimeoutError as error:
             msg = f"{self.url}{path}: no answer within {seconds:g} s"
             raise ServerSilent(msg) from error
+        except httpx2.InvalidURL as error:
+            msg = f"{self.url}{path} is no address: {error}"
+            raise ServerRefused(msg) from error
+        except httpx2.LocalProtocolError:
+            # It would quote the header that it could not send, which may be the key.
+            msg = f"{self.url}{path}: the request cannot be sent as HTTP; is the API key whole?"
+            raise ServerRefused(msg) from None
         except httpx2.RequestError as error:
             msg = f"{self.url}{path}: {type(error).__name__}: {error}"
             raise ServerLost(msg) from error
@@ -102,7 +111,7 @@ class Server:
         return content
 
 
-async def repeated(call: Callable[[], Awaitable[T]], max_retries: int, backoff: float) -> T:
+async def repeated(call: Callable[[], Awaitable[T]], max_retries: int) -> T:
     """Await ``call()``, which is safe to repeat, again after it was lost or found nobody free."""
     for attempt in range(max_retries):
         try:
@@ -110,16 +119,16 @@ async def repeated(call: Callable[[], Awaitable[T]], max_retries: int, backoff: 
         except ServerSilent:
             raise
         except (ServerLost, ServerBusy):
-            await asyncio.sleep(delay(attempt, backoff))
+            await asyncio.sleep(delay(attempt))
     return await call()
 
 
-def delay(attempt: int, backoff: float) -> float:
+def delay(attempt: int) -> float:
     """Return seconds before try ``attempt`` + 1: exponential, and drawn so that many do not meet.
 
     Not from the seed tree: how long one waits changes no token.
     """
-    return backoff * 2.0**attempt * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+    return BACKOFF_SECONDS * 2.0**attempt * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 def http_client(api_key: str | None, connect_seconds: float) -> httpx2.AsyncClient:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from headrace import kept_support
 from headrace.config.sglang_rules import asks_support, is_point
 from headrace.generators.sglang.reply import Sampled
-from headrace.generators.stop_strings import Decode
+from headrace.generators.stop_strings import Decode, completes_stop_string
 from headrace.generators.version_spans import token_versions, version_spans
 from headrace.types import (
     FinishReason,
@@ -29,13 +29,6 @@ class Draft:
         self.rollout_index = rollout_index
         self.seed = derive_seed(request.seed, rollout_index)
         self._decode = decode
-        self.clear()
-        for rollout in request.begun:
-            if rollout.rollout_index == rollout_index:
-                self._take_up(rollout)
-
-    def clear(self) -> None:
-        """Begin again at the prompt, also what came in begun."""
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._mask: list[bool] = []
@@ -43,20 +36,32 @@ class Draft:
         self._raw: list[float] = []
         self._support: list[bytes] = []
         self._versions: list[int] = []
+        self._came_in = False
+        """Whether its first tokens are begun ones, which keep the versions they came with."""
+        for rollout in request.begun:
+            if rollout.rollout_index == rollout_index:
+                self._take_up(rollout)
 
-    def force_prefix(self, policy_version: int) -> None:
-        """Put the forced tokens before the first one that is sampled under ``policy_version``."""
+    def start_over(self) -> None:
+        """Forget what the policy has sampled, here or elsewhere; leading given tokens stay."""
+        self._keep(self._mask.index(True) if any(self._mask) else len(self._mask))
+        self._came_in = False
+
+    def begin(self, policy_version: int) -> None:
+        """Enter the tokens that come before the first one sampled, under ``policy_version``."""
+        if self._came_in or any(self._mask):
+            return
         prefix = self.request.sampling.forced_prefix
-        if prefix and not any(self._mask):
-            self.clear()
+        if prefix and not self.token_ids:
             zeros = [0.0] * len(prefix)
             self._append(prefix, zeros, zeros, [policy_version] * len(prefix), chosen=False)
             self._support += [b""] * len(prefix)
+        # A rollout that starts over, or has sampled nothing yet, has no part in older weights.
+        self._versions = [policy_version] * len(self.token_ids)
 
     def add(self, sampled: Sampled) -> None:
         """Append what a call has sampled; sets ``finish_reason`` if the rollout has ended."""
-        goes_on = bool(self.token_ids)
-        sampling, before = self.request.sampling, len(self.token_ids)
+        before = len(self.token_ids)
         self._append(
             sampled.token_ids,
             self._behaviour(sampled),
@@ -65,11 +70,9 @@ class Draft:
             chosen=True,
         )
         self._support += self._kept(sampled)
-        aborted = sampled.finish_reason == "abort"
-        self.finish_reason = None if aborted else sampled.finish_reason
-        if sampling.stop_strings and (goes_on or aborted):
-            # The server saw the tokens before as a prompt, or did not look for an end any more.
-            self._cut_at_stop_string(before)
+        reason = sampled.finish_reason
+        self.finish_reason = None if reason == "abort" else reason
+        self._cut_at_stop_string(before)
         if self.finish_reason is None:
             self.finish_reason = self._own_end()
 
@@ -90,6 +93,7 @@ class Draft:
 
     def _take_up(self, rollout: Rollout) -> None:
         self.token_ids = list(rollout.completion_ids)
+        self._came_in = bool(self.token_ids)
         self._mask = list(rollout.loss_mask)
         self._logprobs = list(rollout.generator_logprobs)
         self._raw = list(rollout.raw_logprobs or [0.0] * len(rollout.completion_ids))
@@ -136,12 +140,17 @@ class Draft:
         return "length" if length >= sampling.max_tokens else None
 
     def _cut_at_stop_string(self, before: int) -> None:
-        """End with the first token after ``before`` that completes a stop string."""
+        """End with the first token after ``before`` that completes a stop string.
+
+        A server looks less far: it takes the tokens before for a prompt, does not look any more
+        once a request is aborted, and sees text in special tokens.
+        """
         stops = self.request.sampling.stop_strings
-        if not _contains(self._decode(self.token_ids), stops):
+        text = self._decode(self.token_ids) if stops else ""
+        if not any(stop in text for stop in stops):
             return
         for length in range(before + 1, len(self.token_ids) + 1):
-            if _contains(self._decode(self.token_ids[:length]), stops):
+            if completes_stop_string(self.token_ids[:length], stops, self._decode):
                 self._keep(length)
                 self.finish_reason = "stop"
                 return
@@ -151,7 +160,3 @@ class Draft:
             self.token_ids, self._mask, self._logprobs, self._raw, self._support, self._versions
         ):  # fmt: skip
             del column[length:]
-
-
-def _contains(text: str, stops: Sequence[str]) -> bool:
-    return any(stop in text for stop in stops)

@@ -7,20 +7,22 @@ stops the servers and brings them weights. Starts no server and ends none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.config import SGLangConfig
 from headrace.config.sglang_rules import sglang_refusals
 from headrace.errors import GeneratorFailure
 from headrace.generators.admission import check_requests
 from headrace.generators.sglang.calls import Calls, OpenGroup, OpenRollout, take_back
 from headrace.generators.sglang.client import Server, http_client
 from headrace.generators.sglang.draft import Draft
-from headrace.generators.sglang.options import SGLangOptions
 from headrace.generators.sglang.sampling import unsupported_by
 from headrace.generators.sglang.servers import Member, usable
 from headrace.generators.sglang.statistics import Statistics
+from headrace.generators.sglang.uninterrupted import in_thread, to_the_end
 from headrace.generators.sglang.updates import CLOSED, Updates
 from headrace.generators.sglang.weights import PublishedWeights
 from headrace.generators.stop_strings import Decode
@@ -33,19 +35,23 @@ class SGLangGenerator:
 
     def __init__(
         self,
-        options: SGLangOptions,
+        options: SGLangConfig,
         config: DecoderConfig,
         *,
         hf_config: Mapping[str, Any],
         model_directory: Path,
         decode: Decode,
+        api_key: str | None = None,
         on_update: OnUpdate = "wait",
         max_concurrent_rollouts: int = 512,
     ) -> None:
-        """``hf_config`` and ``model_directory`` are the run's model, as it is published."""
+        """``hf_config`` and ``model_directory`` are the run's model, as it is published.
+
+        ``api_key`` is sent as a bearer token: what the servers were given as ``--api-key``.
+        """
         self._config = config
         self._decode = decode
-        self._http = http_client(options.api_key, options.connect_seconds)
+        self._http = http_client(api_key, options.connect_deadline_seconds)
         members = [Member(Server(url, self._http), options) for url in options.urls]
         self._calls = Calls(members, options, max_open=max_concurrent_rollouts)
         self._weights = PublishedWeights(options.weights_directory, hf_config, model_directory)
@@ -116,12 +122,20 @@ class SGLangGenerator:
         self._calls.name = None
         for group in self._open:
             group.fail(GeneratorFailure(CLOSED))
+        await to_the_end(self._let_go())
+
+    async def _let_go(self) -> None:
+        """End what is open, set the servers going, hang up, and remove what was written."""
         tasks = [r.task for g in self._open for r in g.rollouts if r.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._updates.close()
-        await self._http.aclose()
-        await asyncio.to_thread(self._weights.close)
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+            await self._updates.close()
+            await self._http.aclose()
+        finally:
+            # What a disk that hangs keeps is removed by the next run.
+            with contextlib.suppress(TimeoutError):
+                await in_thread(self._weights.close, self._calls.options.control_deadline_seconds)
 
     def _refuse(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise GeneratorFailure for what no server can do, before any of it is begun."""

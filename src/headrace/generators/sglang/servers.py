@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from headrace.config import SGLangConfig
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.sglang.client import Server, ServerRefused, repeated
 from headrace.generators.sglang.facts import ServerFacts
-from headrace.generators.sglang.options import SGLangOptions
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class OpenCall:
 class Member:
     """One server and what the generator knows of it."""
 
-    def __init__(self, server: Server, options: SGLangOptions) -> None:
+    def __init__(self, server: Server, options: SGLangConfig) -> None:
         self.server = server
         self.facts: ServerFacts | None = None
         self.loaded: str | None = None
@@ -70,19 +70,19 @@ class Member:
 
     async def read_facts(self) -> ServerFacts:
         """Ask what it is, once. Raises ServerLost, ServerBusy, ServerRefused."""
-        seconds = self._options.control_seconds
+        seconds = self._options.control_deadline_seconds
         server_info = await self.server.get("/server_info", seconds)
         return ServerFacts.of(server_info, await self.server.get("/model_info", seconds))
 
     async def weight_version(self) -> object:
         """Return the name of the weights that it says it holds."""
-        seconds = self._options.control_seconds
+        seconds = self._options.control_deadline_seconds
         reply = await self._asked(lambda: self.server.get("/model_info", seconds))
         return reply.get("weight_version")
 
     async def pause(self, mode: PauseMode) -> None:
         """Return once its scheduler has stopped, not only its front."""
-        seconds = self._options.control_seconds
+        seconds = self._options.control_deadline_seconds
         body = {"mode": mode}
         await self._asked(lambda: self.server.post("/pause_generation", body, seconds))
         # The front answers before the scheduler has read the order. It reads them in turn, and this
@@ -91,7 +91,7 @@ class Member:
 
     async def resume(self) -> None:
         """Let it go on."""
-        seconds = self._options.control_seconds
+        seconds = self._options.control_deadline_seconds
         await self._asked(lambda: self.server.post("/continue_generation", {}, seconds))
 
     async def load(self, directory: Path, name: str) -> None:
@@ -107,7 +107,7 @@ class Member:
             "weight_version": name,
             "flush_cache": False,
         }
-        seconds = self._options.update_seconds
+        seconds = self._options.update_deadline_seconds
         path = "/update_weights_from_disk"
         reply = await self._asked(lambda: self.server.post(path, body, seconds))
         if reply.get("success") is not True:
@@ -123,7 +123,7 @@ class Member:
 
     async def flush(self) -> None:
         """Forget all cached keys and values. Raises ServerRefused while requests run."""
-        seconds = self._options.control_seconds
+        seconds = self._options.control_deadline_seconds
         await self._asked(lambda: self.server.tell("/flush_cache", {}, seconds))
 
     async def interrupt(self, call: OpenCall) -> None:
@@ -132,7 +132,7 @@ class Member:
         Told until the call is over, because an abort that overtakes its request is forgotten.
         """
         try:
-            async with asyncio.timeout(self._options.control_seconds):
+            async with asyncio.timeout(self._options.control_deadline_seconds):
                 while not call.is_over.is_set():
                     await self._abort(call.rid)
                     with contextlib.suppress(TimeoutError):
@@ -143,12 +143,12 @@ class Member:
             await call.is_over.wait()
 
     async def _abort(self, rid: str) -> None:
-        seconds = self._options.control_seconds
+        seconds = self._options.control_deadline_seconds
         await self._asked(lambda: self.server.tell("/abort_request", {"rid": rid}, seconds))
 
     async def is_well(self) -> bool:
         """Ask whether it still generates: it answers with a token, if it has none to make."""
-        seconds = self._options.control_seconds
+        seconds = self._options.control_deadline_seconds
         try:
             await self._asked(lambda: self.server.see("/health_generate", seconds))
         except GeneratorFailure:
@@ -157,7 +157,7 @@ class Member:
 
     async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
         """Ask what may be asked twice."""
-        return await repeated(call, self._options.max_retries, self._options.backoff_seconds)
+        return await repeated(call, self._options.max_retries)
 
 
 def usable(members: Sequence[Member], name: str | None) -> list[Member]:

@@ -17,6 +17,8 @@ class Statistics:
     """Calls that were made again at a server that lives."""
     num_lost: int = 0
     """Servers that stopped being used."""
+    num_failed: int = 0
+    """Rollouts that ended because their logits were not finite."""
     num_input: int = 0
     """Tokens that calls began with."""
     num_cached: int = 0
@@ -33,6 +35,7 @@ class Statistics:
             "generator/servers/num_lost": float(self.num_lost),
             "generator/servers/num_calls": float(self.num_calls),
             "generator/servers/num_retries": float(self.num_retries),
+            "generator/engine/num_failed": float(self.num_failed),
             "generator/idle/weights_seconds": self.update_seconds,
         }
         found |= share("generator/cache/found_share", self.num_cached, self.num_input)

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, assert_never
 
@@ -21,6 +22,7 @@ from headrace.generators.sglang.client import ServerBusy, ServerLost, repeated
 from headrace.generators.sglang.facts import ServerFacts
 from headrace.generators.sglang.gate import Gate
 from headrace.generators.sglang.servers import Member, PauseMode, usable
+from headrace.generators.sglang.uninterrupted import in_thread, to_the_end
 from headrace.generators.sglang.weights import PublishedWeights
 from headrace.types import OnUpdate, WeightUpdate
 
@@ -111,22 +113,34 @@ class Updates:
         await self._ask_unknown()
         # Told apart also where a version is published twice: the name proves a load.
         name = f"headrace-{self._run}-{len(self._calls.versions)}-v{update.policy_version}"
-        directory = await _to_the_end(self._weights.write, update, name)
+        directory = await self._filed(partial(self._weights.write, update, name))
         try:
             async with self._standstill():
                 began = time.monotonic()
                 await self._load(directory, name, update.policy_version)
                 self._calls.statistics.update_seconds += time.monotonic() - began
         finally:
-            await _to_the_end(self._weights.remove, directory)
+            await self._filed(partial(self._weights.remove, directory))
+
+    async def _filed(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on the files of a version. Raises WeightSyncError when it takes too long."""
+        seconds = self._calls.options.update_deadline_seconds
+        try:
+            return await in_thread(work, seconds)
+        except TimeoutError as error:
+            msg = (
+                f"{self._weights.place} was not written or cleared within "
+                f"generator.sglang.update_deadline_seconds = {seconds:g}; is its disk there?"
+            )
+            raise WeightSyncError(msg) from error
 
     # --- before -------------------------------------------------------------------------------
 
     async def _ask_unknown(self) -> None:
         """Ask servers that are not known, or were lost, what they are.
 
-        Raises WeightSyncError if one cannot serve this run, if none answers, and at the start if
-        any does not.
+        Raises WeightSyncError if none can serve this run, and at the start if one does not answer
+        or cannot. Whatever a server that was lost later says, the others go on without it.
         """
         members = self._calls.members
         unknown = [member for member in members if member.facts is None]
@@ -147,9 +161,13 @@ class Updates:
             member.lost = str(error)
             return []
         except GeneratorFailure as error:
-            return [str(error)]
-        found = facts.problems(self._on_update, self._architecture)
-        problems = [f"{member.url}: {problem}" for problem in found]
+            problems = [str(error)]
+        else:
+            found = facts.problems(self._on_update, self._architecture)
+            problems = [f"{member.url}: {problem}" for problem in found]
+        if problems and self._calls.versions:
+            member.lost = "; ".join(problems)
+            return []
         if not problems:
             member.facts, member.lost = facts, None
         return problems
@@ -158,8 +176,7 @@ class Updates:
         """Be patient at the start. A server that was lost later holds up no update."""
         if self._calls.versions:
             return await member.read_facts()
-        options = self._calls.options
-        return await repeated(member.read_facts, options.max_retries, options.backoff_seconds)
+        return await repeated(member.read_facts, self._calls.options.max_retries)
 
     # --- the standstill -----------------------------------------------------------------------
 
@@ -200,14 +217,16 @@ class Updates:
         """Stop the servers where they are, and let them go on unless all is paused."""
         mode: PauseMode = "in_place" if self._on_update == "keep" else "retract"
         self._calls.gate.hold(UPDATE)
-        async with self._controlling:
-            try:
-                await self._tell(lambda member: member.pause(mode))
-                yield
-            finally:
-                if not self.is_paused:
-                    await self._tell(Member.resume)
-                self._calls.gate.release(UPDATE)
+        try:
+            async with self._controlling:
+                try:
+                    await self._tell(lambda member: member.pause(mode))
+                    yield
+                finally:
+                    if not self.is_paused:
+                        await to_the_end(self._tell(Member.resume))
+        finally:
+            self._calls.gate.release(UPDATE)
 
     @asynccontextmanager
     async def _restarted(self) -> AsyncIterator[None]:
@@ -218,7 +237,7 @@ class Updates:
             await asyncio.gather(*map(stop_call, _unfinished(self._open_groups())))
             for rollout in _unfinished(self._open_groups()):
                 if rollout.draft.finish_reason is None:
-                    rollout.draft.clear()
+                    rollout.draft.start_over()
             async with self._controlling:
                 yield
         finally:
@@ -278,15 +297,6 @@ class Updates:
                 self._calls.statistics.num_lost += 1
             elif error is not None:
                 raise error
-
-
-async def _to_the_end(work: Callable[..., T], *arguments: object) -> T:
-    """Run ``work`` in a thread and wait for its end, also if cancelled: what it reads goes then."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-    try:
-        return await asyncio.shield(running)
-    finally:
-        await asyncio.wait({running})
 
 
 def _unfinished(groups: Iterable[OpenGroup]) -> list[OpenRollout]:

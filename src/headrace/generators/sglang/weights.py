@@ -2,12 +2,19 @@
 
 A version's directory is whole before it has its name and is gone once every server has loaded it.
 What was written is read back and counted, so what the servers are pointed at is what was published.
+The directory around it is locked while its process lives, by which the next run of this machine
+tells what a killed one has left and removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
+import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,6 +45,12 @@ class PublishedWeights:
         self._hf_config = hf_config
         self._model_directory = model_directory
         self._home: Path | None = None
+        self._lock: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Where versions are written, for people."""
+        return f"generator.sglang.weights_directory = {self._parent or 'null'}"
 
     def write(self, update: WeightUpdate, name: str) -> Path:
         """Write ``update`` and return its directory. Raises WeightSyncError."""
@@ -66,25 +79,62 @@ class PublishedWeights:
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
         self._home = None
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
 
     def _own_directory(self) -> Path:
         if self._home is None:
             try:
                 self._home = self._new_directory()
             except OSError as error:
-                where = self._parent or "null"
-                msg = f"generator.sglang.weights_directory = {where} cannot be used: {error}"
+                msg = f"{self.place} cannot be used: {error}"
                 raise WeightSyncError(msg) from error
         return self._home
 
     def _new_directory(self) -> Path:
         """Make a directory: where it was asked for as the user's mask says, else for us alone."""
-        if self._parent is None:
-            parent = MEMORY if MEMORY.is_dir() else None
-            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        directory = self._parent / f"{PREFIX}{secrets.token_hex(4)}"
-        directory.mkdir(parents=True)
-        return directory
+        parent, mode = self._parent, 0o777
+        if parent is None:
+            parent = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+            mode = 0o700
+        _sweep(parent)
+        name = f"{_prefix()}{secrets.token_hex(4)}"
+        parent.mkdir(parents=True, exist_ok=True)
+        fresh = parent / f".{name}"  # nobody sweeps it before it is locked
+        fresh.mkdir(mode=mode)
+        self._lock = _locked(fresh)
+        return fresh.rename(parent / name)
+
+
+def _prefix() -> str:
+    """Begins with the host: a lock is not seen from every machine that shares a disk."""
+    return f"{PREFIX}{socket.gethostname()}-"
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes of this host have left that ended before they could."""
+    for directory in parent.glob(f"{glob.escape(_prefix())}*"):
+        lock = _locked(directory)
+        if lock is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(directory: Path) -> int | None:
+    """Return what holds ``directory`` while it is open; None if another process does, or none can.
+
+    The kernel lets go of it however the process ends.
+    """
+    with contextlib.suppress(OSError):
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+        else:
+            return lock
+    return None
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:

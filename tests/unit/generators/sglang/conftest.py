@@ -11,7 +11,8 @@ import pytest
 import torch
 from sglang_server import EOS, VOCAB, ContractServer, Model, decode, until
 
-from headrace.generators.sglang import SGLangGenerator, SGLangOptions
+from headrace.config import SGLangConfig
+from headrace.generators.sglang import SGLangGenerator, client
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.weights import weight_update
 from headrace.types import (
@@ -120,15 +121,16 @@ class Lab:
         model: Model | None = None,
         max_concurrent_rollouts: int = 512,
         on_update: Any = "wait",  # noqa: ANN401 - an OnUpdate
-        **options: Any,  # noqa: ANN401 - of SGLangOptions
+        api_key: str | None = None,
+        **options: Any,  # noqa: ANN401 - of SGLangConfig
     ) -> AsyncIterator[Site]:
         servers = [ContractServer(model) for _ in range(num_servers)]
         for server in servers:
             await server.start()
         weights = self.directory / "weights"
-        patience = {"control_seconds": 10.0, "backoff_seconds": 0.01, "connect_seconds": 5.0}
+        patience = {"control_deadline_seconds": 10.0, "connect_deadline_seconds": 5.0}
         generator = SGLangGenerator(
-            SGLangOptions(
+            SGLangConfig(
                 urls=tuple(server.url for server in servers),
                 **{"weights_directory": weights, **patience, **options},
             ),
@@ -136,6 +138,7 @@ class Lab:
             hf_config=HF_CONFIG,
             model_directory=self.directory,
             decode=decode,
+            api_key=api_key,
             on_update=on_update,
             max_concurrent_rollouts=max_concurrent_rollouts,
         )
@@ -164,5 +167,6 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(client, "BACKOFF_SECONDS", 0.01)
     return Lab(tmp_path)

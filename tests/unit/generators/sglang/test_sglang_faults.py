@@ -9,6 +9,7 @@ import pytest
 from sglang_server import EOS, Model
 
 from headrace.errors import GeneratorFailure, WeightSyncError
+from headrace.generators.sglang.client import Server, ServerRefused, http_client
 
 if TYPE_CHECKING:
     from sglang_server import Fault, Json
@@ -31,12 +32,24 @@ def changed(**values: object) -> Fault:
     return change
 
 
+def changed_server(**values: object) -> Fault:
+    """Other values in what a server says of itself."""
+    return lambda _, reply: reply | values
+
+
 def garbage(content: bytes) -> Fault:
     return lambda *_: content
 
 
 def status(code: int, said: str = "no") -> Fault:
     return lambda *_: {"_status": code, "error": {"message": said}}
+
+
+def not_finite(_: asyncio.StreamWriter, reply: Json) -> Json:
+    """As SGLang ends a request whose sampled id lies outside the vocabulary."""
+    reply["meta_info"]["finish_reason"] = {"type": "stop", "matched": "NaN happened"}
+    reply["meta_info"]["output_token_logprobs"][-1][0] = None
+    return reply
 
 
 def silent(*_: object) -> None:
@@ -143,11 +156,6 @@ def test_kept_tokens_that_are_missing_are_refused(lab: Lab) -> None:
 
 
 def test_logits_that_are_not_finite_end_the_rollout_before_them(lab: Lab) -> None:
-    def not_finite(_: asyncio.StreamWriter, reply: Json) -> Json:
-        reply["meta_info"]["finish_reason"] = {"type": "stop", "matched": "NaN happened"}
-        reply["meta_info"]["output_token_logprobs"][-1][0] = None
-        return reply
-
     async def work() -> None:
         async with lab.site() as site:
             await site.load(1)
@@ -282,7 +290,7 @@ def test_a_request_that_is_refused_is_not_made_again(lab: Lab) -> None:
 
 def test_a_rollout_that_takes_too_long_fails_and_is_never_drawn_again(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(2, rollout_seconds=0.2) as site:
+        async with lab.site(2, rollout_deadline_seconds=0.2) as site:
             await site.load(1)
             for server in site.servers:
                 server.credit = 0
@@ -295,7 +303,7 @@ def test_a_rollout_that_takes_too_long_fails_and_is_never_drawn_again(lab: Lab) 
 
 def test_a_server_that_hangs_is_left_for_another_one(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(2, control_seconds=2.0) as site:
+        async with lab.site(2, control_deadline_seconds=2.0) as site:
             await site.load(1)
             site.servers[0].credit = 0
             site.servers[0].faults["/health_generate"] = [silent]
@@ -309,7 +317,7 @@ def test_a_server_that_hangs_is_left_for_another_one(lab: Lab) -> None:
 
 def test_a_server_that_is_slow_and_well_is_waited_for(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(2, control_seconds=2.0) as site:
+        async with lab.site(2, control_deadline_seconds=2.0) as site:
             await site.load(1)
             site.servers[0].credit = 0
             task = site.begin(lab.request())
@@ -323,7 +331,7 @@ def test_a_server_that_is_slow_and_well_is_waited_for(lab: Lab) -> None:
 
 def test_a_server_that_is_asked_at_a_standstill_is_not_lost(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(control_seconds=2.0) as site:
+        async with lab.site(control_deadline_seconds=2.0) as site:
             await site.load(1)
             site.server.credit = 0
             site.server.faults["/health_generate"] = [silent]
@@ -415,3 +423,82 @@ def test_an_overlapping_schedule_is_fine_where_no_running_request_is_kept(
             await site.one(lab.request())
 
     lab.run(work)
+
+
+def test_rollouts_that_keep_failing_end_the_run_and_are_counted(lab: Lab) -> None:
+    async def work() -> None:
+        async with lab.site() as site:
+            await site.load(3)
+            await site.collect(*(lab.request(f"fine{k}", **ENDLESS) for k in range(4)))
+            site.server.faults["/generate"] = [not_finite] * 7
+            groups = await site.collect(*(lab.request(f"bad{k}", **ENDLESS) for k in range(7)))
+            assert {g.rollouts[0].finish_reason for g in groups.values()} == {"error"}
+            assert site.generator.metrics()["generator/engine/num_failed"] == 7
+            site.server.faults["/generate"] = [not_finite]
+            with pytest.raises(GeneratorFailure, match="policy version 3 were not finite, for 8"):
+                await site.one(lab.request("one more", **ENDLESS))
+
+    lab.run(work)
+
+
+@pytest.mark.parametrize(
+    "fault", [garbage(b"<html>"), status(404), changed_server(speculative_algorithm="EAGLE")]
+)
+def test_whatever_a_lost_server_says_later_the_others_go_on_without_it(
+    lab: Lab, fault: Fault
+) -> None:
+    async def work() -> None:
+        async with lab.site(2) as site:
+            await site.load(1)
+            await site.servers[1].die()
+            await site.load(2)
+            await site.servers[1].start()
+            site.servers[1].faults["/server_info"] = [fault]
+            await site.load(3)
+            assert (await site.one(lab.request())).version_spans[0].policy_version == 3
+            assert site.generator.metrics()["generator/servers/num_used"] == 1
+            await site.load(4)
+            assert site.generator.metrics()["generator/servers/num_used"] == 2
+
+    lab.run(work)
+
+
+def test_an_abort_that_is_given_up_hides_no_cancellation(lab: Lab) -> None:
+    async def work() -> None:
+        async with lab.site() as site:
+            await site.load(1)
+            site.server.credit = 0
+            site.begin(lab.request("a", **ENDLESS))
+            await site.seen("/generate")
+            (group,) = site.generator._open
+            (rollout,) = group.rollouts
+            assert rollout.call is not None
+            assert rollout.task is not None
+            rollout.call.is_given_up = True
+            rollout.call.http.cancel()
+            rollout.task.cancel()
+            await asyncio.wait({rollout.task})
+            assert rollout.task.cancelled()
+            assert len(site.server.bodies("/generate")) == 1
+
+    lab.run(work)
+
+
+def test_a_key_that_cannot_be_sent_is_not_shown(lab: Lab) -> None:
+    async def work() -> None:
+        async with lab.site(api_key="very-secret\n") as site:
+            with pytest.raises(WeightSyncError) as caught:
+                await site.load(1)
+            assert "very-secret" not in str(caught.value)
+            assert site.server.url in str(caught.value)
+
+    lab.run(work)
+
+
+def test_an_address_that_is_none_is_a_failure_that_names_it() -> None:
+    async def main() -> None:
+        async with http_client(None, 1.0) as http:
+            with pytest.raises(ServerRefused, match="http://one:x/server_info is no address"):
+                await Server("http://one:x", http).get("/server_info", 1.0)
+
+    asyncio.run(main())

@@ -11,6 +11,8 @@ from sglang_server import EOS, VOCAB, Model, decode, logits_of
 
 from headrace import kept_support
 from headrace.errors import GeneratorFailure
+from headrace.generators.sglang.draft import Draft
+from headrace.generators.sglang.reply import Sampled
 from headrace.types import Rollout, VersionSpan, derive_seed
 
 if TYPE_CHECKING:
@@ -374,3 +376,36 @@ def test_begun_rollouts_without_what_the_request_records_are_refused(lab: Lab) -
                     await site.one(lab.request(begun=(begun,), **sampling))
 
     lab.run(work)
+
+
+def test_a_stop_string_ends_a_rollout_only_where_a_sampled_token_completes_it(lab: Lab) -> None:
+    prefix = (7, 8, 9)
+
+    async def work() -> None:
+        async with lab.site() as site:
+            await site.load(1)
+            forced = {**ENDLESS, "forced_prefix": prefix}
+            free = await site.one(lab.request(**forced))
+            inside = await site.one(lab.request(**forced, stop_strings=(decode(prefix[1:]),)))
+            assert inside == free
+            across = decode(free.completion_ids[2:4])
+            cut = await site.one(lab.request(**forced, stop_strings=(across,)))
+            assert (cut.finish_reason, cut.completion_ids) == ("stop", free.completion_ids[:4])
+
+    lab.run(work)
+
+
+def test_a_stop_string_ends_a_rollout_across_a_token_without_text(lab: Lab) -> None:
+    """A server sees a special token as text, and so no string around it."""
+    request = lab.request(**ENDLESS, stop_strings=("AB",))
+    draft = Draft(request, 0, decode)
+    draft.begin(1)
+    draft.add(
+        Sampled(
+            token_ids=(5, 1, 0, 2, 6),
+            logprobs=(-1.0,) * 5,
+            policy_versions=(1,) * 5,
+            finish_reason="length",
+        )
+    )
+    assert (draft.finish_reason, draft.token_ids) == ("stop", [5, 1, 0, 2])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +14,11 @@ import pytest
 from sglang_server import EOS, Model, logits_of, uniform, until
 
 from headrace.errors import GeneratorFailure, WeightSyncError
+from headrace.generators.sglang.weights import PublishedWeights
 from headrace.types import Rollout, VersionSpan, derive_seed
 
 if TYPE_CHECKING:
-    from sglang_server import Json
+    from sglang_server import Answer, Json
     from tests.unit.generators.sglang.conftest import Lab, Site
 
 ENDLESS: dict[str, Any] = {"stop_token_ids": (), "banned_token_ids": (EOS,)}
@@ -37,6 +41,18 @@ async def begun(site: Site, lab: Lab, num_tokens: int, *names: str) -> asyncio.T
 def go_on(site: Site) -> None:
     for server in site.servers:
         server.credit = None
+
+
+def held_back(site: Site) -> asyncio.Event:
+    """Let the server go on, when it is told to, only after the event."""
+    admit, go = asyncio.Event(), site.server._continue
+
+    async def late(body: Json) -> Answer:
+        await admit.wait()
+        return await go(body)
+
+    site.server._continue = late  # type: ignore[method-assign]
+    return admit
 
 
 def spans(*ends: tuple[int, int]) -> tuple[VersionSpan, ...]:
@@ -174,6 +190,57 @@ def test_restart_also_forgets_what_came_in_begun(lab: Lab) -> None:
     lab.run(work)
 
 
+def test_restart_keeps_the_leading_tokens_that_the_policy_did_not_choose(lab: Lab) -> None:
+    given = Rollout(
+        rollout_index=0,
+        completion_ids=(7, 8, 9, 10),
+        loss_mask=(False, False, True, False),
+        generator_logprobs=(0.0, 0.0, -1.0, 0.0),
+        version_spans=spans((1, 4)),
+        finish_reason="abort",
+        text="GHIJ",
+    )
+
+    async def work() -> None:
+        async with lab.site(on_update="restart") as site:
+            await site.load(1)
+            site.server.credit = 0
+            task = site.begin(lab.request("a", ids=PROMPT, begun=(given,), **ENDLESS))
+            await site.seen("/generate")
+            update = site.begin_update(2)
+            await site.seen("/abort_request")
+            go_on(site)
+            await update
+            (rollout,) = (await task)["a"].rollouts
+            assert rollout.completion_ids[:2] == (7, 8)
+            assert rollout.loss_mask == (False, False) + (True,) * 10
+            assert rollout.version_spans == spans((2, 12))
+            assert site.server.bodies("/generate")[-1]["input_ids"] == [*PROMPT, 7, 8]
+
+    lab.run(work)
+
+
+def test_given_tokens_that_came_in_keep_their_version(lab: Lab) -> None:
+    given = Rollout(
+        rollout_index=0,
+        completion_ids=(7, 8),
+        loss_mask=(False, False),
+        generator_logprobs=(0.0, 0.0),
+        version_spans=spans((1, 2)),
+        finish_reason="abort",
+        text="GH",
+    )
+
+    async def work() -> None:
+        async with lab.site() as site:
+            await site.load(3)
+            prefix = {"forced_prefix": (7, 8)}
+            rollout = await site.one(lab.request("a", begun=(given,), **ENDLESS, **prefix))
+            assert rollout.version_spans == spans((1, 2), (3, 12))
+
+    lab.run(work)
+
+
 def cut(rollout: Rollout, length: int) -> Rollout:
     """The rollout as it was after ``length`` tokens."""
     return dataclasses.replace(
@@ -277,6 +344,94 @@ def test_a_directory_that_cannot_be_used_is_named(lab: Lab) -> None:
                 await site.load(1)
 
     lab.run(work)
+
+
+def test_the_next_run_removes_what_a_killed_one_left_and_nothing_that_is_in_use(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For any process: the kernel lets go of a lock however the one that holds it ends."""
+    home = lab.directory / "weights"
+    killed = PublishedWeights(home, {}, lab.directory)
+    left = killed.write(lab.update(1, 1), "left").parent
+    assert killed._lock is not None
+    living = PublishedWeights(home, {}, lab.directory)
+    used = living.write(lab.update(1, 1), "used").parent
+    assert {left, used} <= set(home.iterdir())
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    far = PublishedWeights(home, {}, lab.directory)
+    elsewhere = far.write(lab.update(1, 1), "far").parent
+    monkeypatch.undo()
+    for weights in (killed, far):
+        assert weights._lock is not None
+        os.close(weights._lock)
+        weights._lock = None
+    third = PublishedWeights(home, {}, lab.directory)
+    own = third.write(lab.update(2, 2), "own").parent
+    assert set(home.iterdir()) == {used, elsewhere, own}
+    for weights in (living, far, third):
+        weights.close()
+    assert list(home.iterdir()) == []
+
+
+def test_a_process_that_is_killed_lets_go_of_its_weights(lab: Lab) -> None:
+    home = lab.directory / "weights"
+    ready, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        PublishedWeights(home, {}, lab.directory).write(lab.update(1, 1), "v1")
+        os.write(tell, b"x")
+        threading.Event().wait(30)
+        os._exit(1)
+    os.read(ready, 1)
+    (left,) = home.iterdir()
+    fresh = PublishedWeights(home, {}, lab.directory)
+    fresh.write(lab.update(1, 1), "v1")
+    assert left.exists()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for end in (ready, tell):
+        os.close(end)
+    fresh.close()
+    fresh.write(lab.update(1, 1), "v1")
+    assert not left.exists()
+    fresh.close()
+
+
+def test_a_close_that_is_cancelled_leaves_no_weights(lab: Lab) -> None:
+    async def work() -> None:
+        async with lab.site() as site:
+            await site.load(1)
+            await site.generator.pause()
+            admit = held_back(site)
+            closing = asyncio.create_task(site.generator.close())
+            await site.seen("/continue_generation", 2)
+            closing.cancel()
+            await site.settled()
+            admit.set()
+            await asyncio.wait({closing})
+            assert closing.cancelled()
+            assert list(site.weights_directory.iterdir()) == []
+            assert not site.server.is_paused
+
+    lab.run(work)
+
+
+def test_a_disk_that_hangs_ends_the_update_with_its_name(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(PublishedWeights, "write", lambda *_: released.wait(30))
+
+    async def work() -> None:
+        async with lab.site(update_deadline_seconds=0.1) as site:
+            with pytest.raises(WeightSyncError, match=r"weights_directory = .*not written") as seen:
+                await site.load(1)
+            assert "update_deadline_seconds = 0.1" in str(seen.value)
+
+    try:
+        lab.run(work)
+    finally:
+        released.set()
 
 
 # --- updates that fail ------------------------------------------------------------------------
@@ -406,6 +561,52 @@ def test_an_update_that_is_given_up_leaves_the_servers_going(lab: Lab) -> None:
             assert not site.server.is_paused
             await site.load(3)
             assert (await site.one(lab.request(**ENDLESS))).version_spans == spans((3, 12))
+
+    lab.run(work)
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_an_update_that_is_given_up_before_its_turn_leaves_the_gate_open(
+    lab: Lab, on_update: str
+) -> None:
+    async def work() -> None:
+        async with lab.site(on_update=on_update) as site:
+            await site.load(1)
+            site.server.faults["/pause_generation"] = [lambda *_: None]
+            pause = asyncio.create_task(site.generator.pause())
+            await site.seen("/pause_generation", 2)
+            update = site.begin_update(2)
+            await until(lambda: "update" in site.generator._calls.gate._holders)
+            update.cancel()
+            await asyncio.wait({update})
+            pause.cancel()
+            await asyncio.wait({pause})
+            await site.generator.resume()
+            assert (await site.one(lab.request(**ENDLESS))).version_spans == spans((1, 12))
+
+    lab.run(work)
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_an_update_that_is_given_up_twice_leaves_the_servers_going(
+    lab: Lab, on_update: str
+) -> None:
+    async def work() -> None:
+        async with lab.site(on_update=on_update) as site:
+            await site.load(1)
+            site.server.faults["/update_weights_from_disk"] = [lambda *_: None]
+            told = len(site.server.bodies("/continue_generation"))
+            admit = held_back(site)
+            update = site.begin_update(2)
+            await site.seen("/update_weights_from_disk", 2)
+            update.cancel()
+            await site.seen("/continue_generation", told + 1)
+            update.cancel()
+            await site.settled()
+            admit.set()
+            await asyncio.wait({update})
+            assert update.cancelled()
+            assert not site.server.is_paused
 
     lab.run(work)
 
