@@ -19,7 +19,7 @@ MANY = 45
 
 async def taken_back(generator: VllmGenerator, lab: VllmLab) -> RolloutGroup:
     call = asyncio.ensure_future(collect(generator, [lab.request(max_tokens=MANY)]))
-    await under_way(generator)
+    await under_way(generator, call)
     await generator.abort(["a"])
     return (await call)["a"]
 
@@ -93,7 +93,7 @@ def test_an_unknown_group_is_named_and_nothing_is_aborted(
 
     async def main() -> RolloutGroup:
         call = asyncio.ensure_future(collect(shared, [lab.request()]))
-        await under_way(shared)
+        await under_way(shared, call)
         with pytest.raises(GeneratorFailure, match="groups b, c: no open call"):
             await shared.abort(["a", "c", "b"])
         return (await call)["a"]
@@ -108,7 +108,7 @@ def test_nothing_is_sampled_while_paused_and_requests_wait(
 
     async def main() -> dict[str, RolloutGroup]:
         first = asyncio.ensure_future(collect(shared, [lab.request(max_tokens=MANY)]))
-        await under_way(shared)
+        await under_way(shared, first)
         await shared.pause()
         await shared.pause()
         second = asyncio.ensure_future(collect(shared, [lab.request("b")]))
@@ -134,7 +134,7 @@ def test_a_paused_group_can_be_taken_back(lab: VllmLab, shared: VllmGenerator) -
 
     async def main() -> RolloutGroup:
         call = asyncio.ensure_future(collect(shared, [lab.request(max_tokens=MANY)]))
-        await under_way(shared)
+        await under_way(shared, call)
         await shared.pause()
         try:
             await shared.abort(["a"])
@@ -150,7 +150,7 @@ def test_what_nobody_waits_for_any_more_is_taken_back(lab: VllmLab, shared: Vllm
 
     async def main() -> None:
         call = asyncio.ensure_future(collect(shared, [lab.request(max_tokens=MANY)]))
-        await under_way(shared)
+        await under_way(shared, call)
         call.cancel()
         await asyncio.wait({call})
         assert not shared._in_air

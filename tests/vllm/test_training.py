@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from headrace.generators.vllm.processes import ProcessTree, is_running
+from headrace.generators.vllm.processes import FOLDER_PREFIX, ProcessTree, is_running
 
 SETTINGS = {
     "generator.engine": "vllm",
@@ -48,17 +52,59 @@ def test_two_steps_of_the_quickstart_train_on_what_vllm_sampled(tmp_path: Path) 
     assert (output / "report.html").is_file()
 
 
+DEADLINE_SECONDS = 600.0
+"""Far beyond what anything here takes; a test that hangs says where."""
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def own_folder(pid: int) -> Iterator[Path]:
+    """The folder for temporary files that a process of the engine was given."""
+    for variable in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"):
+        if variable.startswith("TMPDIR=") and FOLDER_PREFIX in variable:
+            yield Path(variable.removeprefix("TMPDIR="))
+
+
+@contextmanager
+def long_run(output: Path) -> Iterator[tuple[subprocess.Popen[str], ProcessTree]]:
+    """A run in a process group of its own, with one step behind it; killed with all it started."""
+    train = command(output, num_steps=100_000)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(train, start_new_session=True, stderr=pipe, text=True) as run:
+        try:
+            wait_until(lambda: bool(steps_of(output)) or run.poll() is not None, "a first step")
+            assert run.poll() is None
+            tree = ProcessTree.below([run.pid])
+            assert len(tree.pids) > 2
+            yield run, tree
+        finally:
+            ProcessTree.below([run.pid]).end(timeout_seconds=30.0)
+
+
 @pytest.mark.slow
 def test_the_engine_of_a_run_that_is_killed_ends_too(tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    with subprocess.Popen(command(output, num_steps=100_000)) as run:
-        while not steps_of(output):
-            assert run.poll() is None
-            time.sleep(0.2)
-        tree = ProcessTree.below([run.pid])
-        assert len(tree.pids) > 2
+    with long_run(tmp_path / "run") as (run, tree):
+        folders = {folder for pid in tree.pids for folder in own_folder(pid)}
+        assert len(folders) == 1
         run.kill()
-    while any(is_running(pid) for pid in tree.pids):
-        time.sleep(0.2)
-    while any(path.exists() for path in tree.segments):
-        time.sleep(0.2)
+        wait_until(lambda: not any(map(is_running, tree.pids)), "the end of every process")
+        wait_until(lambda: not any(path.exists() for path in tree.segments), "no segment left")
+        wait_until(lambda: not any(path.exists() for path in folders), "no folder left")
+
+
+@pytest.mark.slow
+def test_ctrl_c_finishes_the_step_with_the_engine_that_it_began_with(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    with long_run(output) as (run, _):
+        os.killpg(run.pid, signal.SIGINT)
+        _, said = run.communicate(timeout=DEADLINE_SECONDS)
+    assert "finishing the step" in said
+    assert "engine died" not in said
+    assert run.returncode == 0, said
+    restarts = [json.loads(line)["generator/engine/num_restarts"] for line in steps_of(output)]
+    assert restarts == [0.0] * len(restarts)

@@ -29,7 +29,7 @@ async def updated_midway(
     """Return a group whose rollouts had begun when ``update`` came."""
     request = lab.request(size=3, max_tokens=MANY)
     call = asyncio.ensure_future(collect(generator, [request]))
-    await under_way(generator)
+    await under_way(generator, call)
     await generator.update_weights(update)
     (group,) = (await call).values()
     return group, update

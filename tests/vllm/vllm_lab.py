@@ -134,15 +134,21 @@ async def collect(
     return {group.group_id: group async for group in generator.generate(requests)}
 
 
-async def under_way(generator: VllmGenerator, num_tokens: int = 3) -> None:
-    """Return once every rollout in the engine has ``num_tokens`` tokens."""
+async def under_way(generator: VllmGenerator, call: asyncio.Task[Any], num_tokens: int = 3) -> None:
+    """Return once every rollout in the engine has ``num_tokens`` tokens; ``call`` waits for them.
+
+    Fails when it ends before.
+    """
 
     def least() -> int:
         return min((len(flight.completion_ids) for flight in generator._in_air), default=0)
 
-    while least() < num_tokens:  # noqa: ASYNC110 - the product has no event for tests
+    while least() < num_tokens:
+        assert not call.done(), call
         await asyncio.sleep(0.001)
 
 
 def engine_of(generator: VllmGenerator) -> VllmEngine:
-    return generator._supervisor.engine
+    engine = generator._supervisor._engine
+    assert engine is not None
+    return engine

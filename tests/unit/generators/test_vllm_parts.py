@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from headrace.config import VllmConfig
-from headrace.errors import GeneratorFailure, WeightSyncError
-from headrace.generators.vllm import supervisor as supervising
-from headrace.generators.vllm.engine import Delta, EngineDied, UpdateRefused
+from headrace.generators.vllm.engine import Delta
 from headrace.generators.vllm.flight import Flight
-from headrace.generators.vllm.processes import SHARED_MEMORY, ProcessTree, is_running
+from headrace.generators.vllm.processes import (
+    SHARED_MEMORY,
+    ProcessTree,
+    interrupts_kept_out,
+    is_running,
+)
 from headrace.generators.vllm.read_back import read_back
 from headrace.generators.vllm.segment import Segment, read_segment
 from headrace.generators.vllm.settings import VllmSettings, exported
-from headrace.generators.vllm.supervisor import Supervisor
 from headrace.models.weights import checksum, weight_update
 from headrace.types import GenerationRequest, Prompt, Rollout, SamplingParams, VersionSpan
 
@@ -67,6 +71,51 @@ def test_a_tree_of_processes_is_killed_whole_and_its_shared_memory_unlinked() ->
         assert not any(is_running(pid) for pid in tree.pids)
         assert not (SHARED_MEMORY / name).exists()
         tree.end(timeout_seconds=30.0)
+
+
+def test_a_process_that_is_started_without_interrupts_outlives_ctrl_c() -> None:
+    with interrupts_kept_out():
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+        child.start()
+    try:
+        assert child.pid is not None
+        status = Path(f"/proc/{child.pid}/status").read_text("utf-8")
+        blocked = next(line.split()[1] for line in status.splitlines() if line[:6] == "SigBlk")
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            assert int(blocked, 16) & (1 << (stop - 1))
+            assert stop not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        child.kill()
+        child.join(30.0)
+
+
+def test_a_file_that_somebody_put_into_shared_memory_is_not_the_engines_to_unlink() -> None:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        model = Path(folder, "psm_0")
+        model.write_bytes(b"weights")
+        child = (
+            "import mmap, sys, time\n"
+            "file = open(sys.argv[1], 'r+b')\n"
+            "memory = mmap.mmap(file.fileno(), 0)\n"
+            "print(flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        command = [sys.executable, "-c", child, str(model)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as root:
+            assert root.stdout is not None
+            root.stdout.readline()
+            tree = ProcessTree.below([root.pid])
+            tree.end(timeout_seconds=30.0)
+        assert model.exists()
+
+
+def test_a_process_that_got_the_number_of_an_ended_one_is_not_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        before = ProcessTree(started={other.pid: "1"}, segments=())
+        assert not before.has(other.pid)
+        before.end(timeout_seconds=1.0)
+        assert is_running(other.pid)
+        other.kill()
 
 
 def test_the_environment_is_put_back_and_what_the_user_set_for_vllm_stays(
@@ -145,13 +194,25 @@ def test_a_stop_string_that_the_first_tokens_complete_ends_nothing_then_or_later
     assert flight.completion_ids == [1, 2, 3, 1, 2]
 
 
-def test_a_rollout_that_starts_over_forgets_every_token() -> None:
+def test_a_rollout_that_starts_over_forgets_every_token_that_was_sampled() -> None:
     flight = Flight.of(request((begun_rollout(1, 2),), forced_prefix=(7,)), 0, letters)
     flight.begin(3)
     assert flight.completion_ids == [1, 2], "what has begun has its prefix"
-    flight.start_over()
+    flight.start_over(3)
     flight.begin(3)
     assert (flight.completion_ids, flight.loss_mask, flight.policy_versions) == ([7], [False], [3])
+
+
+def test_leading_tokens_that_were_given_stay_when_a_rollout_starts_over() -> None:
+    given = replace(
+        begun_rollout(5, 6, 7, 8),
+        loss_mask=(False, False, True, False),
+        generator_logprobs=(0.0, 0.0, -2.0, 0.0),
+    )
+    flight = Flight.of(request((given,)), 0, letters)
+    flight.start_over(4)
+    assert (flight.completion_ids, flight.loss_mask) == ([5, 6], [False, False])
+    assert (flight.logprobs, flight.policy_versions) == ([0.0, 0.0], [4, 4])
 
 
 def test_a_begun_rollout_at_its_last_token_has_ended() -> None:
@@ -189,137 +250,6 @@ def test_reading_back_compares_whole_and_fused_weights_and_names_what_differs() 
     model.layer.qkv.weight.data[3, 1] += 1e-3
     with pytest.raises(ValueError, match=r"layer\.qkv\.weight as the engine holds it"):
         read_back(model, published, tensor_parallel=False)
-
-
-class FakeEngine:
-    """Starts, loads and dies as the test says."""
-
-    fates: list[str]
-    """What each start comes to: ``lives``, ``dies`` or ``refuses``."""
-    started: list[FakeEngine]
-
-    def __init__(self, fate: str) -> None:
-        self.fate = fate
-        self.calls: list[str] = []
-
-    @classmethod
-    async def start(cls, _settings: object) -> FakeEngine:
-        engine = cls(cls.fates.pop(0))
-        cls.started.append(engine)
-        return engine
-
-    async def pause(self, *, forget_cache: bool) -> None:
-        self.calls.append(f"pause {'clear' if forget_cache else 'keep'}")
-
-    async def load(self, segment: Segment) -> dict[str, int]:
-        version = segment.info.policy_version
-        self.calls.append(f"load {version}")
-        if self.fate == "dies":
-            raise EngineDied
-        if self.fate == f"refuses {version}":
-            msg = "no"
-            raise UpdateRefused(msg)
-        return {"checksum": segment.info.checksum}
-
-    async def abort(self, ids: Sequence[str]) -> None:
-        self.calls.append(f"abort {ids}")
-
-    async def resume(self) -> None:
-        self.calls.append("resume")
-
-    async def end(self) -> None:
-        self.calls.append("end")
-
-
-@pytest.fixture
-def fates(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Supervisor]:
-    monkeypatch.setattr(supervising, "VllmEngine", FakeEngine)
-
-    def make(*fates: str, max_restarts: int = 3) -> Supervisor:
-        FakeEngine.fates, FakeEngine.started = list(fates), []
-        options = VllmConfig(max_restarts=max_restarts)
-        return Supervisor(VllmSettings(model=Path(), dtype=torch.float32, options=options))
-
-    return make
-
-
-def segment(version: int) -> Segment:
-    return Segment(weight_update(version, {"w": torch.ones(2)}))
-
-
-def test_an_update_goes_on_until_an_engine_takes_it(fates: Callable[..., Supervisor]) -> None:
-    supervisor = fates("dies", "dies", "lives")
-    asyncio.run(supervisor.replace(segment(1), "recompute", list))
-    assert [engine.calls[-1] for engine in FakeEngine.started] == ["end", "end", "resume"]
-    assert FakeEngine.started[-1].calls == ["pause clear", "load 1", "resume"]
-    assert supervisor.policy_version == 1
-    assert supervisor.num_restarts == 2
-
-
-def test_a_refused_update_is_an_error_and_another_engine_gets_the_old_weights(
-    fates: Callable[..., Supervisor],
-) -> None:
-    supervisor = fates("refuses 2", "lives")
-
-    async def main() -> None:
-        await supervisor.replace(segment(1), "wait", list)
-        with pytest.raises(WeightSyncError, match="version 2 was not loaded: no"):
-            await supervisor.replace(segment(2), "wait", list)
-
-    asyncio.run(main())
-    first, second = FakeEngine.started
-    assert first.calls[-1] == "end"
-    assert second.calls == ["pause clear", "load 1", "resume"]
-    assert supervisor.policy_version == 1
-
-
-def test_many_rollouts_that_lose_their_engine_start_one_other(
-    fates: Callable[..., Supervisor],
-) -> None:
-    supervisor = fates("lives", "lives")
-
-    async def main() -> None:
-        await supervisor.replace(segment(1), "keep", list)
-        await supervisor.pause()
-        dead = supervisor.engine
-        await asyncio.gather(*(supervisor.revive(dead) for _ in range(5)))
-        await supervisor.revive(dead)
-        assert supervisor.engine is not dead
-
-    asyncio.run(main())
-    assert len(FakeEngine.started) == 2
-    assert FakeEngine.started[1].calls == ["pause clear", "load 1"], "a paused one stays paused"
-
-
-def test_engines_that_die_one_after_another_end_in_an_error(
-    fates: Callable[..., Supervisor],
-) -> None:
-    supervisor = fates("lives", "dies", "dies", "dies", max_restarts=2)
-
-    async def main() -> None:
-        await supervisor.replace(segment(1), "keep", list)
-        dead = supervisor.engine
-        with pytest.raises(GeneratorFailure, match=r"died 3 times .*max_restarts = 2"):
-            await supervisor.revive(dead)
-        with pytest.raises(GeneratorFailure, match="was not started again"):
-            supervisor.require_weights()
-
-    asyncio.run(main())
-
-
-def test_with_restart_rollouts_start_over_between_the_new_weights_and_the_next_token(
-    fates: Callable[..., Supervisor],
-) -> None:
-    supervisor = fates("lives")
-    seen: list[int | None] = []
-
-    def start_over() -> list[str]:
-        seen.append(supervisor.policy_version)
-        return ["r1"]
-
-    asyncio.run(supervisor.replace(segment(4), "restart", start_over))
-    assert FakeEngine.started[0].calls == ["pause clear", "load 4", "abort ['r1']", "resume"]
-    assert seen == [4]
 
 
 def test_a_token_from_logits_that_are_no_numbers_ends_its_rollout_in_an_error() -> None:

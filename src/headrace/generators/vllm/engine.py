@@ -8,24 +8,22 @@ never starts itself again: that is the generator's decision.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
+import shutil
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from headrace.errors import GeneratorFailure
-from headrace.generators.vllm.processes import ProcessTree, is_running
+from headrace.generators.vllm.launch import END_SECONDS, Launch, Launched, end_client
+from headrace.generators.vllm.processes import ProcessTree
 from headrace.generators.vllm.segment import Segment
-from headrace.generators.vllm.settings import VllmSettings, exported
+from headrace.generators.vllm.settings import VllmSettings
 
 T = TypeVar("T")
 
 _TICK_SECONDS = 0.25
 """How often a call that waits looks whether the engine still lives."""
-_END_SECONDS = 30.0
-"""A killed process that has not gone by then hangs in the kernel."""
 
 
 class EngineDied(Exception):
@@ -52,10 +50,13 @@ class Delta:
 class VllmEngine:
     """An AsyncLLM and the processes below it. Belongs to the event loop it was started in."""
 
-    def __init__(self, client: Any, settings: VllmSettings, tree: ProcessTree) -> None:  # noqa: ANN401 - vLLM's own AsyncLLM
-        self._client = client
+    def __init__(self, launched: Launched, settings: VllmSettings, tree: ProcessTree) -> None:
+        self._launched = launched
+        self._client = launched.client
+        self._settings = settings
         self._deadline = settings.options.call_deadline_seconds
         self._tree = tree
+        self._vital = launched.roots
         self._ending: asyncio.Task[None] | None = None
         self._num_waiting = 0
         self._last_output = time.monotonic()
@@ -65,27 +66,9 @@ class VllmEngine:
     @classmethod
     async def start(cls, settings: VllmSettings) -> VllmEngine:
         """Launch vLLM, without weights. Raises GeneratorFailure when it does not come up."""
-        seconds = settings.options.start_deadline_seconds
-        others = _core_pids()
-        launch = asyncio.ensure_future(asyncio.to_thread(_launch, settings))
-        try:
-            done, _ = await asyncio.wait({launch}, timeout=seconds)
-        finally:
-            if not launch.done():
-                # The thread cannot be ended; killing what it waits for lets it end by itself.
-                await asyncio.to_thread(ProcessTree.below(_core_pids() - others).end, _END_SECONDS)
-        if not done:
-            msg = (
-                f"vLLM was not ready after generator.vllm.start_deadline_seconds = {seconds:g}; "
-                "raise it if the machine is slow"
-            )
-            raise GeneratorFailure(msg)
-        try:
-            client, roots = launch.result()
-        except Exception as error:
-            msg = f"vLLM did not start: {type(error).__name__}: {error}"
-            raise GeneratorFailure(msg) from error
-        engine = cls(client, settings, await asyncio.to_thread(ProcessTree.below, roots))
+        launched = await Launch(settings).run(settings.options.start_deadline_seconds)
+        # Looked at here and not in a thread: nothing may come between, and it takes milliseconds.
+        engine = cls(launched, settings, ProcessTree.below(launched.roots))
         try:
             await engine.tie()
         except BaseException:
@@ -94,24 +77,28 @@ class VllmEngine:
         return engine
 
     async def tie(self) -> None:
-        """Let the engine's processes end when this one does, however that happens."""
+        """Let the engine's processes end when this one does, and learn which are its workers."""
         from vllm.distributed.weight_transfer.base import (  # noqa: PLC0415 - imported where it runs
             WeightTransferInitRequest,
         )
 
         owner = WeightTransferInitRequest(init_info={"owner_pid": os.getpid()})
         await self._call(self._client.init_weight_transfer_engine(owner), "first call")
+        workers = await self._call(self._client.collective_rpc("process_id"), "first call")
+        self._vital = (*self._launched.roots, *workers)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes of this engine."""
-        return self._tree.pids
+        """Its cores and workers, without which it is dead."""
+        return self._vital
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has been ended, or has lost one of its processes."""
+        """Whether it has been ended, or has lost one of the processes it cannot be without."""
         return (
-            self._ending is not None or self._client.errored or not all(map(is_running, self.pids))
+            self._ending is not None
+            or self._client.errored
+            or not all(map(self._tree.has, self._vital))
         )
 
     async def stream(
@@ -125,7 +112,13 @@ class VllmEngine:
 
         prompt = tokens_input(list(token_ids), cache_salt=salt)
         adding = self._client.add_request(request_id, prompt, params)
-        collector = await self._call(adding, "request")
+        try:
+            collector = await self._call(adding, "request")
+        except BaseException:
+            # It may be in the engine already, where nobody would wait for it.
+            if not self.is_dead:
+                await self._client.abort(request_id)
+            raise
         # vLLM reports versions with a finished request alone; until then they are here. It is
         # absent when the request has finished already.
         state = self._client.output_processor.request_states.get(collector.request_id)
@@ -186,6 +179,10 @@ class VllmEngine:
         except Exception as error:
             raise UpdateRefused(str(error)) from error
         report: Mapping[str, int] = reports[0]
+        unread = report["num_unread"]
+        if unread and self._settings.options.tensor_parallel_size == 1:
+            msg = f"{unread} of the published tensors could not be read back from the engine"
+            raise UpdateRefused(msg)
         return report
 
     async def end(self) -> None:
@@ -200,16 +197,12 @@ class VllmEngine:
         self._client.engine_core.resources.engine_dead = True
         if self._client.output_handler is not None:
             self._client.output_handler.cancel()
-        roots = [pid for pid in self.pids[:1] if is_running(pid)]
-        tree = ProcessTree.below(roots)
-        tree = ProcessTree(
-            pids=tuple({*self.pids, *tree.pids}),
-            segments=tuple({*self._tree.segments, *tree.segments}),
-        )
-        await asyncio.to_thread(tree.end, _END_SECONDS)
+        now = ProcessTree.below(filter(self._tree.has, self._launched.roots))
+        await asyncio.to_thread(self._tree.joined(now).end, END_SECONDS)
         # Open streams are told by vLLM's own monitor, or here where that was faster.
         self._client.output_processor.propagate_error(EngineDied("the engine was ended"))
-        await asyncio.to_thread(self._client.shutdown, 0.0)
+        await asyncio.to_thread(end_client, self._launched)
+        await asyncio.to_thread(shutil.rmtree, self._launched.directory, ignore_errors=True)
 
     async def _alive(self, awaitable: Awaitable[T]) -> T:
         """Wait, with `EngineDied` for all that vLLM raises once its engine is dead."""
@@ -247,30 +240,6 @@ class VllmEngine:
             hangs = not self._is_still and silence > self._deadline
             if self._num_waiting and (hangs or self.is_dead):
                 await self.end()
-
-
-def _launch(settings: VllmSettings) -> tuple[Any, list[int]]:
-    """Import vLLM and start it; return the client and the processes it started."""
-    with exported(settings.environment()):
-        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - takes seconds
-        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 - as above
-
-        class Client(AsyncLLM):
-            """Is shut down by `VllmEngine.end`, and not once more by the interpreter at its end."""
-
-            def __del__(self) -> None:
-                pass
-
-        client = Client.from_engine_args(AsyncEngineArgs(**settings.arguments()))
-    return client, [
-        process.pid for process in client.engine_core.resources.engine_manager.processes
-    ]
-
-
-def _core_pids() -> set[int]:
-    """Return the engine cores that this process has started and that still run."""
-    children = multiprocessing.active_children()
-    return {child.pid for child in children if child.name == "EngineCore" and child.pid is not None}
 
 
 def _delta(output: Any, starts: Sequence[tuple[str, int]], position: int) -> Delta:  # noqa: ANN401 - vLLM's own

@@ -11,7 +11,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from headrace.generators.stop_strings import Decode
+from headrace.generators.stop_strings import Decode, completes_stop_string
 from headrace.generators.version_spans import token_versions, version_spans
 from headrace.generators.vllm.engine import Delta
 from headrace.types import (
@@ -36,7 +36,9 @@ class Flight:
     finish_reason: FinishReason | None = None
     """None until it has ended."""
     life: int = 0
-    """Changes whenever it starts over: what arrives for an earlier life is not its own."""
+    """Changes whenever it is taken back: what arrives for an earlier life is not its own."""
+    num_submitted: int = 0
+    """Tokens of the completion that the last submission began with."""
     submitted_at: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
 
@@ -71,18 +73,40 @@ class Flight:
         return derive_seed(seed, len(self.completion_ids)) if self.completion_ids else seed
 
     def begin(self, policy_version: int) -> None:
-        """Put the forced prefix in place if nothing is there yet."""
+        """Put the forced prefix in place if nothing is there yet; the next token is a new one."""
         prefix = self.request.sampling.forced_prefix
         if not self.completion_ids and prefix:
             self.completion_ids = list(prefix)
             self.loss_mask = [False] * len(prefix)
             self.logprobs = [0.0] * len(prefix)
             self.policy_versions = [policy_version] * len(prefix)
+        self.num_submitted = len(self.completion_ids)
 
-    def start_over(self) -> None:
-        """Forget every token."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing left to sample."""
+        return self.finish_reason is not None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the engine that it was submitted to last has sampled nothing for it."""
+        return len(self.completion_ids) == self.num_submitted
+
+    def start_over(self, policy_version: int) -> None:
+        """Forget every token that was sampled; leading ones that were given stay, entered anew.
+
+        They carry ``policy_version``: a rollout that starts over has no part in older weights.
+        """
         self.life += 1
-        self.completion_ids, self.loss_mask, self.logprobs, self.policy_versions = [], [], [], []
+        chosen = self.loss_mask
+        length = chosen.index(True) if True in chosen else len(chosen)
+        for column in (self.completion_ids, self.loss_mask, self.logprobs):
+            del column[length:]
+        self.policy_versions = [policy_version] * length
+
+    def submit_again(self) -> None:
+        """Keep every token; what arrives of the submission until now is not its own."""
+        self.life += 1
 
     def extend(self, delta: Delta) -> None:
         """Append what the engine sampled, up to the token that completes a stop string."""
@@ -110,19 +134,9 @@ class Flight:
     def _completes_a_stop_string(self) -> bool:
         """Whether the newest token brought a stop string into the text that was not there."""
         sampling = self.request.sampling
-        if not sampling.stop_strings or len(self.completion_ids) <= sampling.min_tokens:
-            return False
-        longest = max(len(string) for string in sampling.stop_strings)
-        window = 2 * longest + 4
-        while True:
-            tail = self.completion_ids[-window:]
-            before, text = self.decode(tail[:-1]), self.decode(tail)
-            # Special tokens and parts of a character add no text, so tokens cannot be counted on.
-            if window >= len(self.completion_ids) or len(before) > longest:
-                return any(
-                    text.count(string) > before.count(string) for string in sampling.stop_strings
-                )
-            window *= 2
+        return len(self.completion_ids) > sampling.min_tokens and completes_stop_string(
+            self.completion_ids, sampling.stop_strings, self.decode
+        )
 
     def to_rollout(self) -> Rollout:
         """Return the record; one that has not ended was taken back."""

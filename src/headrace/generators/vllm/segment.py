@@ -8,6 +8,8 @@ machine under the same user. Does not decide when weights are loaded.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -82,6 +84,20 @@ class Segment:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+async def written(update: WeightUpdate) -> Segment:
+    """Write ``update`` in a thread. Cancelled, returns once the thread reads it no longer."""
+    writing = asyncio.ensure_future(asyncio.to_thread(Segment, update))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({writing})
+        if writing.exception() is None:
+            writing.result().close()
+        raise
 
 
 def read_segment(info: SegmentInfo) -> Iterator[tuple[str, Tensor]]:

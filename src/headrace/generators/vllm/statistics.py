@@ -17,6 +17,8 @@ class Statistics:
     """Tokens that requests began with."""
     num_found: int = 0
     """Of these, found in the cache."""
+    num_failed: int = 0
+    """Rollouts that ended because their logits were not finite."""
     first_token_seconds: list[float] = field(default_factory=list)
     rollout_seconds: list[float] = field(default_factory=list)
 
@@ -27,6 +29,7 @@ class Statistics:
 
     def add(self, flight: Flight) -> None:
         """Count a rollout that has ended."""
+        self.num_failed += flight.finish_reason == "error"
         self.rollout_seconds.append(time.monotonic() - flight.submitted_at)
         if flight.first_token_at is not None:
             self.first_token_seconds.append(flight.first_token_at - flight.submitted_at)
@@ -35,4 +38,5 @@ class Statistics:
         """Return them by metric name; what nothing was counted of is left out."""
         found = share("generator/cache/found_share", self.num_found, self.num_asked)
         found |= percentiles("generator/first_token", "seconds", self.first_token_seconds)
+        found["generator/engine/num_failed"] = float(self.num_failed)
         return found | percentiles("generator/rollout", "seconds", self.rollout_seconds)

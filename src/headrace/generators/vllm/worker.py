@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
+import tempfile
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from headrace.generators.vllm.processes import FOLDER_PREFIX
 from headrace.generators.vllm.read_back import packed_and_readable, read_back
 from headrace.generators.vllm.segment import SegmentInfo, read_segment
 from headrace.models.weights import checksum
@@ -98,10 +102,13 @@ def end_with(owner_pid: int, parent_pid: int) -> None:
     """Kill this process and its parent, an engine core, once the owner is gone.
 
     vLLM's engine core does not see that who started it was killed, and would keep its memory for
-    ever. Waits for the end of the owner, and for nothing else.
+    ever. Waits for the end of the owner, and for nothing else. The owner's folder for their
+    temporary files goes too.
     """
     descriptor = os.pidfd_open(owner_pid)
     select.select([descriptor], [], [])
+    if Path(tempfile.gettempdir()).name.startswith(FOLDER_PREFIX):
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
     if parent_pid != owner_pid:  # else the worker lives inside the core
         with contextlib.suppress(ProcessLookupError):
             os.kill(parent_pid, signal.SIGKILL)
@@ -124,6 +131,10 @@ class WeightReceiver:
 
     weight_transfer_engine: SegmentTransferEngine
     """The worker's own attribute."""
+
+    def process_id(self) -> int:
+        """Return the worker's own, by which it is seen to live."""
+        return os.getpid()
 
     def loaded_weights_report(self) -> dict[str, int]:
         """Return what the last update loaded."""
