@@ -135,7 +135,8 @@ class Draft:
     def _own_end(self) -> FinishReason | None:
         """Say whether the last token is an end. An abort hides it: SGLang looks no further then."""
         sampling, length = self.request.sampling, len(self.token_ids)
-        if length and self._mask[-1] and self.token_ids[-1] in sampling.stop_token_ids:
+        may_stop = length > sampling.min_tokens and self._mask[-1]
+        if may_stop and self.token_ids[-1] in sampling.stop_token_ids:
             return "stop"
         return "length" if length >= sampling.max_tokens else None
 

@@ -175,6 +175,27 @@ def test_a_rollout_taken_back_at_its_very_end_has_ended(
     lab.run(work)
 
 
+def test_a_stop_id_before_the_least_length_is_no_end_of_what_came_in(lab: Lab) -> None:
+    part = Rollout(
+        rollout_index=0,
+        completion_ids=(7, 8, 9),
+        loss_mask=(True,) * 3,
+        generator_logprobs=(-1.0,) * 3,
+        version_spans=(VersionSpan(policy_version=0, start=0, end=3),),
+        finish_reason="abort",
+        text="GHI",
+    )
+
+    async def work() -> None:
+        async with lab.site() as site:
+            await site.load(1)
+            stops = {"stop_token_ids": (9,), "min_tokens": 5, "banned_token_ids": (EOS,)}
+            rollout = await site.one(lab.request("a", begun=(part,), **stops))
+            assert len(rollout.completion_ids) > 5
+
+    lab.run(work)
+
+
 @pytest.mark.parametrize("by_length", [True, False])
 def test_an_abort_in_the_step_of_an_end_is_that_end(lab: Lab, by_length: bool) -> None:
     async def work() -> None:
