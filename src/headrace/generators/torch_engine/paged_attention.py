@@ -18,9 +18,11 @@ from headrace.generators.torch_engine.kv_cache import KVCache
 from headrace.models.attention import AttentionMask, Padding, attend, visible
 from headrace.models.decoder_config import DecoderConfig
 
-STRETCH = 2.0
+STRETCH = 1.5
 """A stretch of the cache is read as it lies, not copied, when at most so many of its blocks count
 for each one that is wanted."""
+NO_BLOCK = -1
+"""Fills up short beginnings; no block has this number."""
 BEYOND = 1 << 40
 """Stands for the position of a cell that holds no token of a row: no query looks so far ahead."""
 
@@ -37,7 +39,7 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """Blocks that one row alone reads."""
+    """Blocks that are read for one row each, mostly by that row alone."""
 
     blocks: Tensor | slice
     """[B] or, where they lie close together, the stretch that holds them."""
@@ -58,7 +60,8 @@ class BlockTable:
         used = places < num_blocks.unsqueeze(1)
         num_readers = torch.bincount(table[used])
         common = used & (num_readers[torch.where(used, table, table[:, :1])] > 1)
-        # Rows share what they begin with and nothing after it.
+        # Rows share what they begin with. After a difference they may still read one block, where
+        # the same tokens were computed twice; it is then read for each of them.
         num_common = common.long().cumprod(1).sum(1)
         num_own = num_blocks - num_common
         self.num_shared = int(num_common.max())
@@ -77,9 +80,10 @@ class BlockTable:
 
     def _shared(self, table: Tensor, num_common: Tensor) -> _Shared:
         readers = num_common.nonzero().flatten()
-        # A block has one beginning, so rows that share their last common block share all of them.
-        last = table[readers, num_common[readers] - 1]
-        _, run, counts = torch.unique(last, return_inverse=True, return_counts=True)
+        places = torch.arange(self.num_shared, device=table.device)
+        within = places < num_common[readers].unsqueeze(1)
+        beginnings = torch.where(within, table[readers, : self.num_shared], NO_BLOCK)
+        _, run, counts = torch.unique(beginnings, dim=0, return_inverse=True, return_counts=True)
         order = run.argsort(stable=True)
         first = counts.cumsum(0) - counts
         member = torch.arange(len(order), device=table.device) - first[run[order]]
@@ -87,7 +91,6 @@ class BlockTable:
         rows[run[order], member] = readers[order]
         leaders = rows[:, 0]
         blocks = table[leaders, : self.num_shared]
-        places = torch.arange(self.num_shared, device=table.device)
         filled = places < num_common[leaders].unsqueeze(1)
         return _Shared(rows=rows, blocks=torch.where(filled, blocks, blocks[:, :1]))
 
@@ -98,7 +101,8 @@ class BlockTable:
         if not len(blocks):
             return _Own(blocks=blocks, rows=rows, places=places)
         low, high = int(blocks.min()), int(blocks.max()) + 1
-        if high - low > STRETCH * len(blocks):
+        is_once = int(torch.bincount(blocks - low).max()) == 1
+        if high - low > STRETCH * len(blocks) or not is_once:
             return _Own(blocks=blocks, rows=rows, places=places)
         stretch_rows = torch.full((high - low,), self.num_rows, device=table.device)
         stretch_rows[blocks - low] = rows
