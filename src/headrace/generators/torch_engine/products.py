@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headrace.errors import ConfigError
 from headrace.models.decoder import Decoder
 from headrace.models.weights import same_bits
 
@@ -71,8 +72,14 @@ class FusedProducts:
         *,
         is_quantized: bool = False,
     ) -> None:
-        """``is_quantized``: hold matrices in eight bits, and everything else in ``dtype``."""
+        """``is_quantized``: hold matrices in eight bits, and everything else in ``dtype``.
+
+        Raises ConfigError where this machine's products of eight bits are not exact.
+        """
+        if is_quantized and not can_multiply_int8(device):
+            raise ConfigError(NO_INT8)
         self._device = device
+        self._is_tied = decoder.config.tie_word_embeddings
         names = {module: name for name, module in decoder.named_modules()}
 
         def form() -> Form:
@@ -94,7 +101,7 @@ class FusedProducts:
     @property
     def names(self) -> frozenset[str]:
         """Weights that are held here and not needed anywhere else."""
-        units = self._units.values()
+        units = [*self._units.values(), *([] if self._is_tied else [self._head])]
         return frozenset(n for unit in units for n in (*unit.weight_names, *unit.bias_names))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -207,13 +214,11 @@ class _Quantized:
         self._weight, self._scale = quantized.t(), scale.squeeze(1)
 
     def holds(self, weight: Tensor) -> bool:
-        """See `Form`: no weight is further away than rounding takes it."""
+        """See `Form`: it is what ``weight`` is rounded to."""
         if self._weight.shape != weight.t().shape:
             return False
-        held = self._weight.t().float() * self._scale.unsqueeze(1)
-        # Half a step, and as much again as fp32 and the published dtype may lose of 127 of them.
-        bound = self._scale.unsqueeze(1) * 0.51
-        return bool(((held - weight.to(held.device).float()).abs() <= bound).all())
+        quantized, scale = _quantized(weight.to(self._scale.device))
+        return same_bits(self._weight.t(), quantized) and same_bits(self._scale, scale.squeeze(1))
 
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         """See `Form`."""
@@ -224,6 +229,29 @@ class _Quantized:
         sums = torch._int_mm(quantized, self._weight)[:num_rows]  # noqa: SLF001
         product = torch.mul(sums, self._scale).mul_(scale[:num_rows])
         return product if bias is None else product.add_(bias)
+
+
+NO_INT8 = (
+    'generator.dtype = "int8": the products of eight bits that torch offers on this processor are '
+    'not exact (it lacks VNNI instructions); use "bfloat16" or "float32"'
+)
+
+
+@cache
+def can_multiply_int8(device: torch.device) -> bool:
+    """Return whether `torch._int_mm` sums exactly on ``device``.
+
+    Without VNNI instructions, oneDNN adds pairs of products in 16 bits, which saturate.
+    """
+    rows = torch.full((LEAST_INT8_ROWS, 64), LARGEST_INT8, dtype=torch.int8)
+    columns = torch.full((64, 16), LARGEST_INT8, dtype=torch.int8)
+    columns[:, ::2] *= -1
+    expected = rows.int() @ columns.int()
+    try:
+        found = torch._int_mm(rows.to(device), columns.t().contiguous().t().to(device))  # noqa: SLF001
+    except RuntimeError:
+        return False
+    return torch.equal(found.cpu(), expected)
 
 
 LEAST_INT8_ROWS = 32
@@ -247,7 +275,7 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def rounded_rows(num_rows: int) -> int:
-    """Return a number of rows not below ``num_rows`` and above it by an eighth at most.
+    """Return a number of rows not below ``num_rows``, and above it by 15 or an eighth at most.
 
     Below `FULL_ROWS`, where time is that of reading the weights, the next power of two.
     """

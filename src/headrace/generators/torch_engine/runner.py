@@ -86,7 +86,9 @@ class ModelRunner:
         self._decoder.model.fill_rope(config)
         self._cache = KVCache(config, block_size, dtype, device)
         self._table: tuple[int, BlockTable] | None = None
-        self._num_loads = 0
+        self._turn = 0
+        """Of the weights that are held: the loads that went well, one after another, before."""
+        self._num_verified = 0
         self._logits = torch.empty(0, config.vocab_size, device=device)
         self.config = config
 
@@ -108,6 +110,8 @@ class ModelRunner:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace every weight by the one of the same name in ``tensors``, which fit."""
+        # Until `verify` has seen them, these weights are as unknown as the first ones.
+        self._turn, self._num_verified = self._num_verified, 0
         self._products.load(tensors)
         for name, weight in self._own_weights():
             weight.copy_(tensors[name])
@@ -115,15 +119,17 @@ class ModelRunner:
     def verify(self, tensors: Mapping[str, Tensor]) -> None:
         """Read weights back and raise WeightSyncError when one is not as ``tensors`` has it.
 
-        All of them the first time; later every small one, and one product in `TURNS`, in turn.
+        All of them the first time, and after a load that failed; else every small one, and one
+        product in `TURNS`, in turn.
         """
-        turns = TURNS if self._num_loads else 1
         own = (n for n, weight in self._own_weights() if not same_bits(weight, tensors[n]))
-        packed = self._products.differing(tensors, turn=self._num_loads, turns=turns)
-        self._num_loads += 1
-        if wrong := list(chain(own, packed)):
+        products = self._products.differing(
+            tensors, turn=self._turn, turns=TURNS if self._turn else 1
+        )
+        if wrong := list(chain(own, products)):
             msg = f"{wrong[0]} is not held as it was published"
             raise WeightSyncError(msg)
+        self._num_verified = self._turn + 1
 
     def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self._decoder.named_parameters():
