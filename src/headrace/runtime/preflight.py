@@ -7,6 +7,7 @@ result holds what the run then uses: nothing is read twice.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +27,15 @@ from headrace.config import (
 from headrace.config.sglang_rules import is_api_key
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
+from headrace.generators.torch_engine.kv_cache import block_bytes
+from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.host import available_memory
 from headrace.models.catalogue import BUNDLED, FETCHABLE, resolve_model
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
 from headrace.runtime.engines import missing_engine
+from headrace.runtime.precision import resolve_dtype
 from headrace.types import Message, SamplingParams
 from headrace.verifiers import answer_checker, check_function, needs_answer
 
@@ -99,6 +103,7 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
                 _check_function(name, component)
     if recipe.knows("data"):
         _load_data(found)
+    found.problems += _cache_problems(found)
     return found
 
 
@@ -336,8 +341,43 @@ def _context(config: RunConfig, model: PreparedModel) -> int:
     return positions if limit is None else min(limit, positions)
 
 
+def _cache_problems(found: Preflight) -> Iterator[str]:
+    """Say where the torch engine's cache is too small for the longest rollout alone.
+
+    vLLM judges its own cache when it starts; SGLang's is not set here.
+    """
+    recipe, config = found.recipe, found.recipe.config.generator
+    limit = config.max_cache_gib
+    if limit is None or found.model is None or config.engine != "torch":
+        return
+    settled = (("generator", "engine"), ("generator", "dtype"), ("sampling",), ("eval",))
+    if not all(recipe.knows(*path) for path in settled):
+        return
+    block = block_bytes(found.model.decoder_config, BLOCK_SIZE, resolve_dtype(config.dtype))
+    held = int(limit * 2**30) // block * BLOCK_SIZE
+    sections = (recipe.config.sampling, recipe.config.eval_sampling)
+    names = ("sampling", "sampling" if recipe.config.eval.sampling is None else "eval.sampling")
+    for (source, report), section, name in zip(_sources(found), sections, names, strict=True):
+        if report is None:
+            continue
+        prompt = max((len(prompt.token_ids) for prompt in report.prompts), default=0)
+        tokens = prompt + section.max_tokens
+        if tokens > held:
+            least = math.ceil(-(-tokens // BLOCK_SIZE) * block / 2**30 * 1e6) / 1e6
+            yield (
+                f"generator.max_cache_gib = {limit:g}: the cache holds {held} tokens, and the "
+                f"longest prompt of data.{source} with its completion has {prompt} + "
+                f"{name}.max_tokens = {section.max_tokens}, which is {tokens}; set it to at least "
+                f"{least:g}, or lower max_tokens"
+            )
+
+
+def _sources(found: Preflight) -> tuple[tuple[str, LoadReport | None], ...]:
+    return ("train", found.train), ("eval", found.eval)
+
+
 def _data_notes(found: Preflight) -> Iterator[str]:
-    for name, report in (("train", found.train), ("eval", found.eval)):
+    for name, report in _sources(found):
         if report is None:
             continue
         counts = {
