@@ -131,6 +131,11 @@ class BlockLife(RuleBasedStateMachine):
         self.blocks.forget_names()
         self.content = {}
 
+    @rule()
+    def lose_track(self) -> None:
+        self.blocks.reset()
+        self.held, self.content = [], {}
+
     @invariant()
     def every_block_is_held_or_available(self) -> None:
         holders = Counter(block for blocks in self.held for block in blocks)

@@ -20,6 +20,10 @@ class BlockManager:
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.reset()
+
+    def reset(self) -> None:
+        """Take every block back, whoever holds it, and forget its name."""
         self.num_touched = 0
         """Blocks 0 .. num_touched - 1 have been given out at some time; memory is for these."""
         self._most_held = 0

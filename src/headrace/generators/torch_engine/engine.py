@@ -186,16 +186,20 @@ class Engine:
         ticket.collector.add(ticket.taken_back())
 
     def clear(self) -> None:
-        """Forget everything that runs or waits, and the cache, which may hold what went wrong."""
+        """Forget everything that runs or waits, and the cache, which may hold what went wrong.
+
+        A step that failed half way may have left blocks with nobody who would give them back.
+        """
         self._scheduler.clear()
-        self._leave(torch.ones(len(self._running), dtype=torch.bool))
-        self._blocks.forget_names()
+        self._running.keep(torch.zeros(0, dtype=torch.int64))
+        self._blocks.reset()
         self._runner.clear_cache()
 
     def _prefill(self) -> list[GroupCollector]:
         """Compute the next parts of prompts; sample first tokens where a prompt is complete."""
         parts = self._scheduler.next_parts(len(self._running))
         if not parts:
+            self._check_progress()
             return []
         self._runner.reserve(self._blocks.num_touched)
         self.statistics.num_prefilled += sum(part.num_tokens for part in parts)
@@ -208,6 +212,16 @@ class Engine:
         self._sample(slice(first, len(self._running)), logits.repeat_interleave(repeats, dim=0))
         self._note_first_tokens(self._running.tickets[first:])
         return self._retire()
+
+    def _check_progress(self) -> None:
+        """Nobody would notice an engine that makes steps and no token in them."""
+        if self._scheduler.num_rollouts and not self._running:
+            msg = (
+                f"group {self._scheduler.first_waiting} cannot start although nothing else runs: "
+                f"{self._blocks.num_held} of {self._blocks.num_blocks} blocks of the cache are "
+                "held; raise generator.max_cache_gib if its prompt needs more than all of them"
+            )
+            raise GeneratorFailure(msg)
 
     def _note_first_tokens(self, tickets: Sequence[Ticket]) -> None:
         now = time.monotonic()

@@ -77,6 +77,11 @@ class Scheduler:
         return not self._waiting and not self._prefilling
 
     @property
+    def first_waiting(self) -> str:
+        """The id of the group that is admitted next, of those that wait."""
+        return self._waiting[0].tickets[0].request.group_id
+
+    @property
     def num_rollouts(self) -> int:
         """Rollouts that wait or are being prefilled."""
         return sum(len(branch.tickets) for branch in (*self._waiting, *self._prefilling))
@@ -211,8 +216,6 @@ class Scheduler:
         return dropped
 
     def clear(self) -> None:
-        """Forget everything that waits or is being prefilled."""
-        for branch in self._prefilling:
-            self._blocks.release(branch.blocks)
+        """Forget everything that waits or is being prefilled; its blocks stay held."""
         self._prefilling.clear()
         self._waiting.clear()
