@@ -111,11 +111,13 @@ def test_a_file_that_somebody_put_into_shared_memory_is_not_the_engines_to_unlin
 
 def test_a_process_that_got_the_number_of_an_ended_one_is_not_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        before = ProcessTree(started={other.pid: "1"}, segments=())
-        assert not before.has(other.pid)
-        before.end(timeout_seconds=1.0)
-        assert is_running(other.pid)
-        other.kill()
+        try:
+            before = ProcessTree(started={other.pid: "1"}, segments=())
+            assert not before.has(other.pid)
+            before.end(timeout_seconds=1.0)
+            assert is_running(other.pid)
+        finally:
+            other.kill()
 
 
 def test_the_environment_is_put_back_and_what_the_user_set_for_vllm_stays(
