@@ -171,8 +171,9 @@ def test_with_restart_rollouts_start_over_between_the_new_weights_and_the_next_t
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - the product has no event for tests
-        await asyncio.sleep(0)
+    async with asyncio.timeout(30.0):
+        while not holds():  # noqa: ASYNC110 - the product has no event for tests
+            await asyncio.sleep(0)
 
 
 def is_open(segment: Segment) -> bool:
