@@ -16,6 +16,7 @@ from headrace.generators.vllm import VllmGenerator, VllmSettings
 from headrace.generators.vllm import generator as generating
 from headrace.generators.vllm import supervisor as supervising
 from headrace.generators.vllm.engine import Delta, EngineDied, UpdateRefused
+from headrace.generators.vllm.flight import Flight
 from headrace.generators.vllm.segment import Segment
 from headrace.generators.vllm.supervisor import Supervisor
 from headrace.models.decoder import Decoder
@@ -418,6 +419,22 @@ def test_under_keep_only_what_has_sampled_nothing_is_asked_for_again(
 
     asyncio.run(main())
     assert FakeStreams.requests[2:] == [(9,)] * prompts
+
+
+def test_a_rollout_that_ended_while_its_stream_closes_does_not_start_over(make: Make) -> None:
+    generator = make(lambda _: [], "restart")
+
+    async def main() -> None:
+        await generator.update_weights(weights(1))
+        flight = Flight.of(asked(), 0, str)
+        flight.begin(1)
+        flight.extend(answer(5, 6, reason="stop"))
+        generator._in_air[flight] = "r1"
+        assert generator._take_back() == []
+        assert (flight.completion_ids, flight.finish_reason) == ([5, 6], "stop")
+        await generator.close()
+
+    asyncio.run(main())
 
 
 def test_rollouts_without_finite_logits_are_counted_and_many_stop_the_run(make: Make) -> None:
