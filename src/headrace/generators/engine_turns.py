@@ -5,7 +5,8 @@ thread has been given meanwhile; without work, or paused, there are no turns. Co
 inbox and are obeyed between two engine steps: pause, resume and abort at once, requests and updates
 in order. With ``on_update = wait`` a weight update closes admission: what was submitted before it
 is finished under the old weights, what comes after it starts under the new ones. Owns the promise
-that every command is answered, by its result or by an error, also when it is closed.
+that every command is answered, by its result or by an error, also when it is closed, when a turn
+itself fails, and when the compute thread is closed before it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from headrace.compute import ComputeThread
@@ -76,6 +78,8 @@ class EngineTurns:
         self._gate = threading.Lock()
         self._has_turn = False
         """Whether a turn is queued or made. Under the gate, as `_closing` is set."""
+        self._refusal = CLOSED
+        """Why nothing goes in any more once it is closing."""
         self._closing = threading.Event()
         self._ended = threading.Event()
         self._resting_since: float | None = time.monotonic()
@@ -93,7 +97,7 @@ class EngineTurns:
     def submit(self, submission: Submission) -> None:
         """Queue ``submission``. Raises GeneratorFailure once closed."""
         if not self._send(submission):
-            raise GeneratorFailure(CLOSED)
+            raise GeneratorFailure(self._refusal)
 
     def load(self, update: WeightUpdate) -> Future[None]:
         """Queue ``update``. Raises WeightSyncError once closed.
@@ -102,7 +106,7 @@ class EngineTurns:
         """
         done: Future[None] = Future()
         if not self._send(_Update(update=update, done=done)):
-            msg = f"version {update.policy_version}: {CLOSED}"
+            msg = f"version {update.policy_version}: {self._refusal}"
             raise WeightSyncError(msg)
         return done
 
@@ -123,7 +127,7 @@ class EngineTurns:
         """Raise GeneratorFailure once closed."""
         command = _Control(obey=obey)
         if not self._send(command):
-            raise GeneratorFailure(CLOSED)
+            raise GeneratorFailure(self._refusal)
         return command.done
 
     def take_statistics(self) -> Statistics:
@@ -145,11 +149,19 @@ class EngineTurns:
             self._engine.statistics.idle_seconds += seconds
 
     def close(self, timeout_seconds: float) -> None:
-        """Fail whatever is open and take no more turns. Idempotent."""
+        """Fail whatever is open and take no more turns. Idempotent.
+
+        Raises GeneratorFailure where the turn of now has not ended in time: its calls stay open.
+        """
         with self._gate:
             self._closing.set()
             self._queue_turn()
-        self._ended.wait(timeout_seconds)
+        if not self._ended.wait(timeout_seconds):
+            msg = (
+                f"an engine step that began has not ended {timeout_seconds:.0f} s after the "
+                "generator was closed: its thread hangs, and open calls were not answered"
+            )
+            raise GeneratorFailure(msg)
 
     def _send(self, command: Submission | _Update | _Control) -> bool:
         """Return whether it went in. Under the gate, so that nothing comes after the last look."""
@@ -157,21 +169,44 @@ class EngineTurns:
             if not self._closing.is_set():
                 self._inbox.put(command)
                 self._queue_turn()
-            return not self._closing.is_set()
+                return True
+            return False
 
     def _queue_turn(self) -> None:
         """Under the gate."""
-        if not self._has_turn and not self._ended.is_set():
-            self._has_turn = True
-            self._count_rest()
-            self._resting_since = None
+        if self._has_turn or self._ended.is_set():
+            return
+        try:
             self._compute.submit(self._turn)
+        except RuntimeError as error:  # it was closed: no turn is made any more, nor will be
+            self._break(error)
+            return
+        self._has_turn = True
+        self._count_rest()
+        self._resting_since = None
 
     def _turn(self) -> None:
-        if self._closing.is_set():
-            self._refuse_rest()
-            self._ended.set()
-            return
+        try:
+            if self._closing.is_set():
+                self._refuse_rest(GeneratorFailure(self._refusal))
+            else:
+                self._make_turn()
+        except BaseException as error:  # noqa: BLE001 - nobody reads it, and all would hang
+            with self._gate:
+                self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """Answer everything with ``error``, which ends the turns. Under the gate.
+
+        Only on the compute thread, or where there will be no turn on it.
+        """
+        failure = _failure(error)
+        if not self._closing.is_set():
+            self._refusal = f"{failure}; make a new generator"
+            self._closing.set()
+        self._refuse_rest(failure)
+
+    def _make_turn(self) -> None:
         if not self._inbox.empty():
             self._read(self._inbox.get_nowait())
         elif self._may_step():
@@ -200,9 +235,9 @@ class EngineTurns:
             return
         try:
             command.obey()
-        except Exception as error:  # noqa: BLE001 - as in `_step`: whoever asked must be answered
-            self._give_up(error)
+        except BaseException as error:  # noqa: BLE001 - as in `_step`: whoever asked must hear it
             command.done.set_exception(_failure(error))
+            self._give_up(error)
         else:
             command.done.set_result(None)
 
@@ -219,23 +254,25 @@ class EngineTurns:
             self._deliver(collector)
         for queued in self._in_order:
             if isinstance(queued, Submission):
-                for request in [r for r in queued.requests if r.group_id in names]:
-                    queued.deliver(self._engine.refuse(request).group(self._decode))
+                refused = [self._engine.refuse(r) for r in queued.requests if r.group_id in names]
+                groups = [collector.group(self._decode) for collector in refused]
+                # All of them or none: what was delivered must not be there to be sampled.
                 queued.requests = [r for r in queued.requests if r.group_id not in names]
+                for group in groups:
+                    queued.deliver(group)
 
     def _begin_next(self) -> None:
         """Admit and load in order, up to an update that must wait for rollouts to end."""
         while self._in_order and not self._closing.is_set():
             match self._in_order[0]:
                 case Submission() as submission:
-                    self._in_order.popleft()
                     self._admit(submission)
                 case _Update() as command:
                     self._drop_abandoned()
                     if self._must_wait(command):
                         return
-                    self._in_order.popleft()
                     self._load(command)
+            self._in_order.popleft()  # only now: a turn that fails answers what stands there
 
     def _must_wait(self, command: _Update) -> bool:
         """Whether rollouts end first; while paused they never would, so `_load` refuses."""
@@ -264,7 +301,7 @@ class EngineTurns:
             self._give_up(error)
         self.num_steps += 1
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """Forget all that was begun; tell every open submission, each with its own exception."""
         self._engine.clear()
         for owner in dict.fromkeys(self._owners.values()):
@@ -307,35 +344,50 @@ class EngineTurns:
             "resume it first, abort their groups, or set on_update to keep, recompute or restart"
         )
 
-    def _refuse_rest(self) -> None:
-        """Answer what is still open or was queued before the gate closed."""
-        self._engine.clear()
+    def _refuse_rest(self, why: GeneratorFailure) -> None:
+        """Answer what is still open or was queued before the gate closed; there is no more turn."""
         for owner in dict.fromkeys(self._owners.values()):
-            owner.deliver(GeneratorFailure(CLOSED))
+            owner.deliver(_copy(why))
         self._owners = {}
         while not self._inbox.empty():
-            self._refuse(self._inbox.get())
+            _refuse(self._inbox.get(), why)
         while self._in_order:
-            self._refuse(self._in_order.popleft())
-
-    def _refuse(self, command: Submission | _Update | _Control) -> None:
-        match command:
-            case Submission():
-                command.deliver(GeneratorFailure(CLOSED))
-            case _Update() if command.done.set_running_or_notify_cancel():
-                version = command.update.policy_version
-                command.done.set_exception(WeightSyncError(f"version {version}: {CLOSED}"))
-            case _Control() if command.done.set_running_or_notify_cancel():
-                command.done.set_exception(GeneratorFailure(CLOSED))
-            case _:
-                pass
+            _refuse(self._in_order.popleft(), why)
+        self._ended.set()
+        with suppress(Exception):  # it may be what failed, and is asked for nothing any more
+            self._engine.clear()
 
 
-def _failure(error: Exception) -> GeneratorFailure:
+def _refuse(command: Submission | _Update | _Control, why: GeneratorFailure) -> None:
+    match command:
+        case Submission():
+            command.deliver(_copy(why))
+        case _Update():
+            failure = WeightSyncError(f"version {command.update.policy_version}: {why}")
+            failure.__cause__ = why.__cause__
+            _fail(command.done, failure)
+        case _Control():
+            _fail(command.done, _copy(why))
+
+
+def _fail(done: Future[None], failure: HeadraceError) -> None:
+    """Answer with ``failure``, unless there is an answer or nobody waits for one."""
+    if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
+        done.set_exception(failure)
+
+
+def _copy(failure: GeneratorFailure) -> GeneratorFailure:
+    """Return an exception of its own for each who raises it."""
+    copied = GeneratorFailure(str(failure))
+    copied.__cause__ = failure.__cause__
+    return copied
+
+
+def _failure(error: BaseException) -> GeneratorFailure:
     failure = GeneratorFailure(f"the torch engine failed: {_say(error)}")
     failure.__cause__ = error
     return failure
 
 
-def _say(error: Exception) -> str:
+def _say(error: BaseException) -> str:
     return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"

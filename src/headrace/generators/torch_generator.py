@@ -134,9 +134,9 @@ class TorchGenerator:
         try:
             await self._watched(asyncio.wrap_future(done), f"version {update.policy_version}")
         finally:
-            if not done.cancel():
+            if not (done.cancel() or done.done()):
                 # The tensors stop being valid when this returns: let a load that began end.
-                concurrent.futures.wait([done], STALL_SECONDS)
+                await _waited_for(done)
 
     async def pause(self) -> None:
         """See `Interruptible`. Waits for the engine to come out of its step."""
@@ -180,6 +180,20 @@ class TorchGenerator:
                     raise GeneratorFailure(msg)
         finally:
             future.cancel()
+
+
+async def _waited_for(done: concurrent.futures.Future[None]) -> None:
+    """Return once ``done`` is, or hangs; not before, however often the caller is cancelled."""
+    wait = asyncio.to_thread(concurrent.futures.wait, [done], STALL_SECONDS)
+    waiting = asyncio.ensure_future(wait)
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled
 
 
 def default_cache_bytes(device: torch.device) -> int:
