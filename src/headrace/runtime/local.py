@@ -21,7 +21,7 @@ import torch
 
 from headrace.buffer import RolloutBuffer
 from headrace.compute import ComputeThread
-from headrace.config import RunConfig
+from headrace.config import EngineName, RunConfig
 from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
 from headrace.errors import CheckpointError, RunDirectoryError
@@ -218,10 +218,11 @@ def compute_threads(
     """Return where generator and learner compute; ``stack`` closes it.
 
     A synchronous run has them take turns with all cores, so both get the same thread. An
-    asynchronous one divides the cores between two.
+    asynchronous one divides the cores between two, unless the engine computes elsewhere and
+    nobody would use the generator's.
     """
     assert config.num_threads is not None
-    if config.max_staleness == 0:
+    if config.max_staleness == 0 or not _takes_cores(config.generator.engine):
         shared = _compute_thread(stack, "compute", config.num_threads)
         return shared, shared
     half = max(1, config.num_threads // 2)
@@ -229,6 +230,19 @@ def compute_threads(
         _compute_thread(stack, "generator", config.num_threads - half or 1),
         _compute_thread(stack, "learner", half),
     )
+
+
+def _takes_cores(engine: EngineName) -> bool:
+    """Whether an engine computes with the cores of this machine; servers have their own."""
+    match engine:
+        case "torch":
+            return True
+        case "vllm":
+            return not torch.cuda.is_available()
+        case "sglang":
+            return False
+        case _:
+            assert_never(engine)
 
 
 def _compute_thread(stack: AsyncExitStack, name: str, num_threads: int) -> ComputeThread:

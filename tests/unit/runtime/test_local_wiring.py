@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from headrace.generators.torch_engine.invariant.runner import InvariantRunner
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.learners import TorchLearner
-from headrace.runtime.local import LocalRun
+from headrace.runtime.local import LocalRun, compute_threads
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
 from headrace.types import (
@@ -336,6 +337,30 @@ def test_an_asynchronous_run_divides_the_threads_between_the_roles(
 
     assert generator is not learner
     assert (generator.num_threads, learner.num_threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "has_gpu", "expected"),
+    [("sglang", False, (3, 3)), ("vllm", True, (3, 3)), ("vllm", False, (2, 1))],
+)
+def test_no_thread_is_kept_for_an_engine_that_computes_elsewhere(
+    prepare: Prepare,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    engine: str,
+    has_gpu: bool,
+    expected: tuple[int, int],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    config = prepare("num_threads=3", "max_staleness=1", NO_EVALUATION).config
+    generator = config.generator.model_copy(update={"engine": engine})
+
+    async def threads() -> tuple[int, int]:
+        async with AsyncExitStack() as stack:
+            both = compute_threads(stack, config.model_copy(update={"generator": generator}))
+            return both[0].num_threads, both[1].num_threads
+
+    assert asyncio.run(threads()) == expected
 
 
 # --- resuming -------------------------------------------------------------------------------------
