@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     import torch
 
+LEAST_TEMPERATURE = 0.001
+"""Smallest temperature but 0 (greedy). Logits up to 1e35 stay finite in fp32 when divided by it,
+and a token that is 0.1 less probable in logits than the best one is as good as never drawn."""
+
 MAX_REWARD = 1e9
 """Rewards lie strictly between this and its negative: NaN and infinities do not."""
 
@@ -81,7 +85,7 @@ class SamplingParams:
     """
 
     temperature: float = 1.0
-    """Divides the logits; 0 means greedy."""
+    """Divides the logits; 0 means greedy, and below `LEAST_TEMPERATURE` there is nothing else."""
     top_p: float = 1.0
     """Keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
     top_k: int = 0

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.section import Section
-from headrace.types import OnUpdate, SamplingParams
+from headrace.types import LEAST_TEMPERATURE, OnUpdate, SamplingParams
 
 TokenIds: TypeAlias = tuple[Annotated[int, Field(ge=0)], ...]
 
@@ -21,14 +21,24 @@ EngineName: TypeAlias = Literal["torch", "vllm", "sglang"]
 """What can sit inside a generator."""
 
 
+def _temperature(value: float) -> float:
+    """Return ``value``. Raises ValueError if it is neither 0 nor at least `LEAST_TEMPERATURE`."""
+    if 0.0 < value < LEAST_TEMPERATURE:
+        msg = f"{value} is neither 0, which is greedy, nor at least {LEAST_TEMPERATURE}"
+        raise ValueError(msg)
+    return value
+
+
 class SamplingConfig(Section):
     """The distribution that tokens are drawn from.
 
     Nothing else applies: the ``generation_config.json`` of a model is reported and never used.
     """
 
-    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
-    """Divides the logits; 0 means greedy."""
+    temperature: Annotated[float, AfterValidator(_temperature)] = Field(
+        default=1.0, ge=0.0, le=100.0
+    )
+    """Divides the logits; 0 means greedy. At least 0.001 otherwise: less divides beyond fp32."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Keep the smallest set of tokens whose probability reaches this."""
     top_k: int = Field(default=0, ge=0)

@@ -31,8 +31,9 @@ class ObjectiveConfig(Section):
     coarser arithmetic). ``tis``: min(e^(p - mu), correction_bound), with p recomputed; applies to
     the clipped term, not to the KL term, and changes no denominator. Needs
     ``proximal = "recompute"`` and sampling from the whole vocabulary."""
-    correction_bound: float = Field(default=2.0, gt=0.0)
-    """Largest weight of ``tis``."""
+    correction_bound: float = Field(default=2.0, gt=0.0, le=1e8)
+    """Largest weight of ``tis``. Weights are finite because they end at e^20 = 4.9e8, so a bound
+    beyond that would bound nothing."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """Divide the sum by all tokens of the batch, by each rollout's tokens and then the rollouts,
     or by rollouts times ``sampling.max_tokens``."""

@@ -16,8 +16,6 @@ from headrace.types import SamplingParams
 KeyRefusal: TypeAlias = tuple[tuple[str, ...], str]
 """The keys of a sampling section that it rests on, and why SGLang cannot do it."""
 
-GREEDY_BELOW = 1e-6
-"""SGLang takes a temperature below this for 0."""
 MAX_STOP_STRINGS = 32
 """As many as SGLang takes."""
 
@@ -39,9 +37,6 @@ def asks_support(sampling: SamplingParams) -> bool:
 
 def sglang_refusals(sampling: SamplingParams) -> Iterator[KeyRefusal]:
     """Yield why SGLang cannot sample this."""
-    temperature = sampling.temperature
-    if 0.0 < temperature < GREEDY_BELOW:
-        yield ("temperature",), f"= {temperature:g}: SGLang takes it for 0; use 0 or at least 1e-6"
     if sampling.top_p < 1.0 and not is_point(sampling):
         text = (
             f"= {sampling.top_p:g}: SGLang reports log-probs among the kept tokens only with top_k "

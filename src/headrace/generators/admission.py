@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from headrace.errors import GeneratorFailure
 from headrace.models.decoder_config import DecoderConfig
-from headrace.types import GenerationRequest, Rollout, SamplingParams
+from headrace.types import LEAST_TEMPERATURE, GenerationRequest, Rollout, SamplingParams
 
 
 def check_requests(
@@ -42,8 +42,11 @@ def _faults(sampling: SamplingParams, vocab_size: int) -> Iterator[str]:
     """Say what no request can ask for."""
     if sampling.max_tokens < 1:
         yield f"sampling.max_tokens = {sampling.max_tokens} must be at least 1"
-    if not 0.0 <= sampling.temperature < float("inf"):
-        yield f"sampling.temperature = {sampling.temperature} must be 0 or a positive number"
+    if sampling.temperature and not LEAST_TEMPERATURE <= sampling.temperature < float("inf"):
+        yield (
+            f"sampling.temperature = {sampling.temperature} must be 0 or a number from "
+            f"{LEAST_TEMPERATURE} on"
+        )
     if not 0.0 < sampling.top_p <= 1.0:
         yield f"sampling.top_p = {sampling.top_p} must be above 0 and at most 1"
     if sampling.top_k < 0:

@@ -130,7 +130,6 @@ def test_the_directory_of_weights_has_one_name_for_all() -> None:
     [
         ({"top_p": 0.9}, "top_p = 0.9: SGLang reports log-probs"),
         ({"min_p": 0.1}, "min_p = 0.1 without top_k: SGLang"),
-        ({"temperature": 1e-7}, "temperature = 1e-07: SGLang takes it for 0"),
         ({"allowed_token_ids": [5, 6]}, "allowed_token_ids is set: SGLang has no mask"),
         ({"min_tokens": 2, "stop_strings": ["A"]}, "min_tokens = 2 with stop_strings: SGLang"),
         ({"raw_logprobs": True, "min_tokens": 2}, "raw_logprobs = true: SGLang reports them only"),

@@ -100,6 +100,7 @@ def test_an_unknown_key_is_told_where_it_belongs(recipe: dict[str, Any], line: s
         (tree(learner=3), "learner = 3: must be a table"),
         (tree(model="nano"), 'model = "nano": must be a table with path'),
         (tree(sampling={"temperature": float("nan")}), "sampling.temperature = NaN: must be a number, at least 0, at most 100"),
+        (tree(sampling={"temperature": 1e-38}), "sampling.temperature: 1e-38 is neither 0, which is greedy, nor at least 0.001"),
         (tree(sampling={"top_p": 0}), "sampling.top_p = 0: must be a number, above 0, at most 1"),
         (tree(sampling={"min_p": 1.0}), "sampling.min_p = 1.0: must be a number, at least 0, below 1"),
         (tree(sampling={"max_tokens": None}), "sampling.max_tokens = null: must be a whole number, at least 1"),
@@ -230,11 +231,11 @@ def test_a_correction_makes_recomputed_logprobs_good_for_rollouts_of_older_polic
     parse_config(tree(objective={**TIS, "correction_bound": 5}, sampling={"forced_prefix": "So"}))
 
 
-@pytest.mark.parametrize("bound", [0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("bound", [0, -1.0, 1e9, float("inf"), float("nan")])
 def test_a_bound_that_no_weight_could_have_is_refused(bound: float) -> None:
     (problem,) = problems(tree(objective={**TIS, "correction_bound": bound}))
     assert problem.startswith("objective.correction_bound = ")
-    assert problem.endswith("must be a number, above 0")
+    assert problem.endswith("must be a number, above 0, at most 1e+08")
 
 
 def test_three_faults_are_three_lines_in_the_order_of_the_recipe() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.generators.torch_engine.masks import TokenMasks
 from headrace.generators.torch_engine.rollout_state import sampling_rows
 from headrace.generators.torch_engine.sampling import Drawn, draw, uniforms
-from headrace.types import SamplingParams
+from headrace.types import LEAST_TEMPERATURE, SamplingParams
 
 
 def draw_many(
@@ -194,3 +194,11 @@ def test_uniforms_differ_by_seed_and_position_and_fill_the_unit_interval() -> No
     assert 0 <= found.min() < 0.001
     assert 0.999 < found.max() < 1
     assert found.mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_least_temperature_draws_and_what_fp32_holds_as_0_is_greedy() -> None:
+    logits = [1e30, 3.0, -1e30]
+    ids, logprobs = draw_many(logits, SamplingParams(temperature=LEAST_TEMPERATURE), 5)
+    assert (ids.tolist(), logprobs.tolist()) == ([0] * 5, [0.0] * 5)
+    ids, logprobs = draw_many([0.1, 0.3, 0.2], SamplingParams(temperature=1e-46), 50)
+    assert (ids.tolist(), logprobs.tolist()) == ([1] * 50, [0.0] * 50)

@@ -415,16 +415,18 @@ def _stop_table(tickets: Sequence[Ticket]) -> Tensor:
 
 def sampling_rows(params: Sequence[SamplingParams]) -> SamplingRows:
     """Return the columns of ``params``."""
+    temperature = torch.tensor([param.temperature for param in params], dtype=torch.float32)
     return SamplingRows(
-        temperature=torch.tensor([param.temperature for param in params], dtype=torch.float32),
+        temperature=temperature,
         top_p=torch.tensor([param.top_p for param in params], dtype=torch.float64),
         top_k=torch.tensor([param.top_k for param in params], dtype=torch.int64),
         min_p=torch.tensor([param.min_p for param in params], dtype=torch.float32),
         wants_raw=torch.tensor([param.raw_logprobs for param in params], dtype=torch.bool),
         wants_support=torch.tensor([param.records_support for param in params], dtype=torch.bool),
         truncates=any(param.truncates for param in params),
-        any_greedy=any(param.temperature == 0 for param in params),
-        any_scaled=any(param.temperature not in {0.0, 1.0} for param in params),
+        # Of what rows hold in fp32: a number that is nearly 0 or 1 may have become it.
+        any_greedy=bool((temperature == 0).any()),
+        any_scaled=bool(((temperature != 0) & (temperature != 1)).any()),
         any_raw=any(param.raw_logprobs for param in params),
         any_support=any(param.records_support for param in params),
     )

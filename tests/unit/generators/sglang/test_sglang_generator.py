@@ -212,7 +212,6 @@ def test_it_ends_at_a_stop_id_at_a_stop_string_and_at_the_limit(lab: Lab) -> Non
 @pytest.mark.parametrize(
     ("sampling", "said"),
     [
-        ({"temperature": 1e-7}, "sampling.temperature = 1e-07: SGLang takes it for 0"),
         ({"top_p": 0.9}, "sampling.top_p = 0.9: SGLang reports log-probs among the kept"),
         ({"top_p": 0.9, "top_k": 5}, "sampling.top_p = 0.9"),
         ({"min_p": 0.1}, "sampling.min_p = 0.1 without top_k"),
