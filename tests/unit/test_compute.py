@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -11,15 +12,24 @@ from headrace.compute import ComputeThread
 def test_work_is_done_in_order_on_one_thread_with_its_own_number_of_cores() -> None:
     others = torch.get_num_threads()
     compute = ComputeThread("test", others + 1)
+    hold, begun = threading.Event(), list[int]()
+    compute.submit(hold.wait)
 
-    seen = [compute.submit(lambda: (threading.get_ident(), torch.get_num_threads()))] * 3
-    threads = {future.result() for future in seen}
+    def work(number: int) -> tuple[int, int, int]:
+        begun.append(number)
+        return number, threading.get_ident(), torch.get_num_threads()
+
+    futures = [compute.submit(partial(work, number)) for number in range(20)]
+    assert not begun, "the thread is held"
+    hold.set()
+    seen = [future.result() for future in futures]
     compute.close()
 
-    assert len(threads) == 1
-    ((thread, cores),) = threads
+    assert begun == list(range(20))
+    assert [number for number, _, _ in seen] == begun
+    (thread,) = {thread for _, thread, _ in seen}
     assert thread != threading.get_ident()
-    assert cores == others + 1
+    assert {cores for _, _, cores in seen} == {others + 1}
     assert torch.get_num_threads() == others, "the caller keeps its own"
 
 
