@@ -6,7 +6,7 @@ going on would train on what is left of the batch without anybody noticing.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from headrace.errors import GeneratorFailure
 
@@ -19,33 +19,43 @@ RECENT = 256
 
 
 class FailureWatch:
-    """Remembers how the last rollouts ended."""
+    """Remembers how the last rollouts ended, and under which weights."""
 
     def __init__(self) -> None:
-        self._recent: deque[bool] = deque(maxlen=RECENT)
+        self._recent: deque[int | None] = deque(maxlen=RECENT)
+        """The policy version whose logits were not finite; None of a rollout that ended well."""
 
     def note(self, *, num_failed: int, num_ended: int, num_running: int, version: int) -> None:
         """Note that ``num_failed`` of ``num_ended`` rollouts, which ended together, failed.
 
         ``num_running`` is how many ran then, these included. Raises GeneratorFailure, and forgets
-        what it remembers, when too many failed recently or all that ran failed at once.
+        what it remembers, when too many failed recently or all that ran failed at once. Failures
+        under earlier versions count among the recent ones, and are named as theirs.
         """
-        self._recent.extend([False] * (num_ended - num_failed) + [True] * num_failed)
-        total = sum(self._recent)
+        self._recent.extend([None] * (num_ended - num_failed) + [version] * num_failed)
+        blamed = Counter(failed for failed in self._recent if failed is not None)
+        total = blamed.total()
         too_many = total >= MIN_FAILED and total >= MAX_FAILED_SHARE * len(self._recent)
         all_at_once = num_failed == num_running and num_failed >= MIN_FAILED
         if not num_failed or not (too_many or all_at_once):
             return
-        shown = (
-            f"{total} of the last {len(self._recent)} rollouts"
-            if too_many
-            else f"all {num_failed} running rollouts at once"
-        )
+        if too_many:
+            whose, shown = _named(blamed), f"{total} of the last {len(self._recent)} rollouts"
+        else:
+            whose, shown = f"version {version}", f"all {num_failed} running rollouts at once"
         self._recent.clear()
         msg = (
-            f"the logits of policy version {version} were not finite, for {shown}: its weights "
+            f"the logits of policy {whose} were not finite, for {shown}: weights "
             "hold NaN or infinities, or activations overflow the generator's dtype. Look at the "
             "last updates (learner/gradient/norm), lower learner.optimizer.learning_rate, or set "
             "generator.dtype to float32 or bfloat16"
         )
         raise GeneratorFailure(msg)
+
+
+def _named(blamed: Counter[int]) -> str:
+    """Name the versions; of several also how many rollouts failed under the last one."""
+    first, last = min(blamed), max(blamed)
+    if first == last:
+        return f"version {last}"
+    return f"versions {first} to {last} ({blamed[last]} under {last})"

@@ -60,6 +60,9 @@ def check(
         ({"ids": range(1, 50)}, "49 prompt tokens .* 32 tokens that the cache holds"),
         ({"ids": (3, 50)}, "token ids 3 to 50 do not fit the vocabulary of 50"),
         ({"max_tokens": 0}, "max_tokens = 0 must be at least 1"),
+        ({"temperature": 1e-38}, "temperature = 1e-38 must be 0 or a number from 0.001 on"),
+        ({"temperature": -1.0}, "temperature = -1.0 must be 0 or"),
+        ({"temperature": math.nan}, "temperature = nan must be 0 or"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_and_the_next_one_is_served(
@@ -318,6 +321,17 @@ def test_many_failures_stop_the_run_with_the_version_and_the_likely_cause(
     assert "policy version 7" in str(caught.value)
     assert "NaN or infinities" in str(caught.value)
     notes(watch, (0, 50, 50), (1, 1, 1))  # what went before is forgotten
+
+
+def test_failures_are_blamed_on_the_versions_that_they_happened_under() -> None:
+    watch = FailureWatch()
+    for version, num_failed in ((1, 5), (3, 2)):
+        watch.note(num_failed=num_failed, num_ended=9, num_running=9, version=version)
+    with pytest.raises(GeneratorFailure, match=r"policy versions 1 to 3 \(3 under 3\) were not"):
+        watch.note(num_failed=1, num_ended=1, num_running=9, version=3)
+    watch.note(num_failed=7, num_ended=300, num_running=300, version=4)
+    with pytest.raises(GeneratorFailure, match=r"policy version 5 were .* all 8 running"):
+        watch.note(num_failed=8, num_ended=8, num_running=8, version=5)
 
 
 def test_a_run_of_failures_ends_the_call_and_the_generator_lives_on(lab: Lab) -> None:
