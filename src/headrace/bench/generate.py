@@ -1,14 +1,14 @@
 """`bench generate [--against hf,vllm]`: how fast rollouts are sampled, and what bounds it.
 
 Measured: tokens a second of SmolLM2-135M, 8 prompts of 64 tokens with 8 rollouts of 64 new tokens
-each (`8x8`), and of one sequence alone (`1`), prefill included, on one thread and on two; in bf16,
-fp32 and with matrices in eight bits; each in a process of its own, the median of three repetitions
-after one that does not count. Beside it, in the same run: the peers; the bare matrix products of
-the same work (`bound_share`); a memcpy of the weights; a group of 16 on a prompt of 512 tokens
-against a single rollout on it; lengths drawn log-normal with sigma 1 against equal ones, 64
-rollouts at a time; and a model of 3 million parameters in fp32, one sequence (`nano_b1`) and 256
-(`nano_b256`). Last, how far the log-probs are from those of transformers and of the learner
-(`agreement`). Not measured: loading, scoring.
+each (`8x8`), prefill included, in bf16, fp32 and with matrices in eight bits, and in bf16 of one
+sequence alone (`1`); on one thread, bf16 `8x8` on two as well; each in a process of its own, the
+median of three repetitions after one that does not count. Beside it, in the same run: the peers;
+the bare matrix products of the same work (`bound_share`); a memcpy of the weights; a group of 16
+on a prompt of 512 tokens against a single rollout on it; lengths drawn log-normal with sigma 1
+against equal ones, 64 rollouts at a time; and a model of 3 million parameters in fp32, one sequence
+(`nano_b1`) and 256 (`nano_b256`). Last, how far the log-probs are from those of transformers and of
+the learner (`agreement`). Not measured: loading, scoring.
 """
 
 from __future__ import annotations

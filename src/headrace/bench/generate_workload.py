@@ -17,7 +17,11 @@ def prompts(plan: GeneratePlan, vocabulary: int) -> list[list[int]]:
 
 
 def lengths(plan: GeneratePlan) -> list[int]:
-    """Return the new tokens of each group's rollouts: equal, or log-normal with the same mean."""
+    """Return the new tokens of each group's rollouts: equal, or drawn log-normal.
+
+    The distribution has ``num_new_tokens`` as its mean; what is drawn is cut at 8 times that, so
+    with a large ``length_sigma`` the lengths are somewhat shorter on average.
+    """
     if plan.length_sigma == 0.0:
         return [plan.num_new_tokens] * plan.num_groups
     source = random.Random(1)  # noqa: S311 - as above

@@ -1,8 +1,9 @@
 """Weights handed over within one process.
 
 The learner's own tensors are passed by reference and every generator copies them into its own, so
-a generator's weights never change under it. The checksum half of invariant 3: the learner counts
-what it publishes, every receiver what it has loaded.
+a generator's weights never change under it. Owns nothing of invariant 3: the learner counts the
+checksum of what it publishes, and every generator that of what arrived, before it replaces
+anything. How much of what it then holds is read back is the generator's business.
 """
 
 from __future__ import annotations
