@@ -39,7 +39,7 @@ def attend(config: DecoderConfig, rows: list[list[int]], lengths: list[int], see
     """Compare one decode step over ``rows`` of block numbers with the literal version."""
     torch.manual_seed(seed)
     cache = KVCache(config, SIZE, torch.float32, torch.device("cpu"))
-    cache.ensure(NUM_BLOCKS)
+    cache.ensure(NUM_BLOCKS, NUM_BLOCKS)
     for tensor in (cache._keys[0], cache._values[0]):
         tensor.normal_()
     width = max(map(len, rows))

@@ -201,7 +201,8 @@ class Engine:
         if not parts:
             self._check_progress()
             return []
-        self._runner.reserve(self._blocks.num_touched)
+        self._reserve()
+        self._wipe(self._scheduler.take_unproven())
         self.statistics.num_prefilled += sum(part.num_tokens for part in parts)
         logits = self._runner.prefill(parts)
         first = len(self._running)
@@ -244,7 +245,7 @@ class Engine:
         count = min(len(branch.tickets), 1 + room)
         copies = [self._blocks.take(len(rest)) for _ in range(count - 1)]
         if rest and copies:
-            self._runner.reserve(self._blocks.num_touched)
+            self._reserve()
             self._runner.copy_blocks(rest * len(copies), [block for own in copies for block in own])
         for _ in copies:
             self._blocks.hold(whole)
@@ -261,9 +262,13 @@ class Engine:
             if not self._scheduler.preempt_prefill():
                 self._preempt_youngest()
             needy = self._needy()
+        self._wipe(self._scheduler.take_unproven())
         if len(needy):
             self._running.add_blocks(needy, self._blocks.take(len(needy)))
-            self._runner.reserve(self._blocks.num_touched)
+            self._reserve()
+
+    def _reserve(self) -> None:
+        self._runner.reserve(self._blocks.num_touched, self._blocks.num_blocks)
 
     def _needy(self) -> torch.Tensor:
         """Rows whose blocks are all full."""
@@ -309,9 +314,13 @@ class Engine:
         num_running = len(running)
         self._leave(ended)
         self._note_ended(int(failed.sum()), int(ended.sum()), num_running)
-        # What nobody holds now is not finite: 0 times it would be NaN for whoever is next.
-        self._runner.wipe_blocks(self._blocks.discard(broken))
+        self._wipe(self._blocks.discard(broken))
         return whole
+
+    def _wipe(self, blocks: Sequence[int]) -> None:
+        """Forget what ``blocks`` hold: 0 times what is not finite is NaN for whoever is next."""
+        if blocks:
+            self._runner.wipe_blocks(blocks)
 
     def _note_ended(self, num_failed: int, num_ended: int, num_running: int) -> None:
         assert self._policy_version is not None

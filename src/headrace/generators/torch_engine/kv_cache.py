@@ -16,8 +16,8 @@ GROWTH = 1.25
 
 
 def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Return the memory of one block: keys and values of every layer."""
-    values = config.num_layers * config.num_kv_heads * block_size * config.head_dim
+    """Return the memory of one block: keys and values of every layer, and of one layer's copy."""
+    values = (config.num_layers + 1) * config.num_kv_heads * block_size * config.head_dim
     return 2 * values * dtype.itemsize
 
 
@@ -40,11 +40,11 @@ class KVCache:
         """Blocks there is memory for."""
         return len(self._keys[0])
 
-    def ensure(self, num_blocks: int) -> None:
-        """Make room for ``num_blocks`` blocks, keeping what is there."""
+    def ensure(self, num_blocks: int, at_most: int) -> None:
+        """Make room for ``num_blocks`` blocks, keeping what is there; for ``at_most`` ever."""
         if num_blocks <= self.num_blocks:
             return
-        num_blocks = max(num_blocks, int(GROWTH * self.num_blocks))
+        num_blocks = max(num_blocks, min(at_most, int(GROWTH * self.num_blocks)))
         # One by one, so that old and new stand side by side for a single layer only.
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
@@ -78,7 +78,8 @@ class KVCache:
         if isinstance(blocks, slice):
             return keys[blocks], values[blocks]
         if len(self._gathered[0]) < len(blocks):
-            shape = (int(GROWTH * len(blocks)), *keys.shape[1:])
+            num_blocks = max(len(blocks), min(len(keys), int(GROWTH * len(blocks))))
+            shape = (num_blocks, *keys.shape[1:])
             self._gathered = (self._zeros(shape, self.dtype), self._zeros(shape, self.dtype))
         places = [room[: len(blocks)] for room in self._gathered]
         torch.index_select(keys, 0, blocks, out=places[0])

@@ -136,9 +136,9 @@ class ModelRunner:
             if not weight.is_meta:
                 yield name, weight
 
-    def reserve(self, num_blocks: int) -> None:
-        """Make room in the cache for ``num_blocks`` blocks."""
-        self._cache.ensure(num_blocks)
+    def reserve(self, num_blocks: int, at_most: int) -> None:
+        """Make room in the cache for ``num_blocks`` blocks, of which there are ``at_most``."""
+        self._cache.ensure(num_blocks, at_most)
 
     def clear_cache(self) -> None:
         """Forget every block."""

@@ -70,6 +70,8 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting: deque[Branch] = deque()
         self._prefilling: deque[Branch] = deque()
+        self._unproven: list[int] = []
+        """Blocks given back in the middle of a prefill: no logits have shown them to be finite."""
 
     @property
     def is_empty(self) -> bool:
@@ -128,9 +130,20 @@ class Scheduler:
         if not self._prefilling:
             return False
         branch = self._prefilling.pop()
-        self._blocks.release(branch.blocks)
+        self._give_back(branch)
         self._waiting.appendleft(branch_of(branch.tickets))
         return True
+
+    def _give_back(self, branch: Branch) -> None:
+        size = self._blocks.block_size
+        computed = self._blocks.blocks_for(branch.num_cached)
+        self._unproven += branch.blocks[branch.num_found // size : computed]
+        self._blocks.release(branch.blocks)
+
+    def take_unproven(self) -> list[int]:
+        """Return what must be wiped before anything is written to it, once."""
+        taken, self._unproven = self._unproven, []
+        return taken
 
     def start_over(
         self, tickets: Sequence[Ticket], change: Callable[[Begun], Begun] | None = None
@@ -204,7 +217,7 @@ class Scheduler:
         dropped: list[Ticket] = []
         for branch in self._prefilling:
             if branch.tickets[0].collector in collectors:  # a branch is of one group
-                self._blocks.release(branch.blocks)
+                self._give_back(branch)
         for queue in (self._prefilling, self._waiting):
             branches = list(queue)
             queue.clear()
@@ -219,3 +232,4 @@ class Scheduler:
         """Forget everything that waits or is being prefilled; its blocks stay held."""
         self._prefilling.clear()
         self._waiting.clear()
+        self._unproven.clear()
