@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -76,7 +77,10 @@ def pool(spec: WorkerSpec) -> Iterator[ProcessPool]:
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """All but Python's own tracker of shared memory, which other tests may have started."""
+    tracker = resource_tracker._resource_tracker._pid
+    every = psutil.Process().children(recursive=True)
+    return [child for child in every if child.pid != tracker]
 
 
 def job(completion: str) -> dict[str, object]:
