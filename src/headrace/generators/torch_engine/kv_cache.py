@@ -97,7 +97,10 @@ class KVCache:
     def read_runs(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [S, kv_heads, T * block_size, D] of runs of ``blocks`` [S, T]."""
         keys, values = (
-            part[blocks].transpose(1, 2).flatten(2, 3)
+            part.index_select(0, blocks.flatten())
+            .view(*blocks.shape, *part.shape[1:])
+            .transpose(1, 2)
+            .flatten(2, 3)
             for part in (self._keys[layer], self._values[layer])
         )
         return keys, values
