@@ -24,7 +24,7 @@ from typing import Any
 from headrace.bench import vllm_peer
 from headrace.bench.command import run_module
 from headrace.bench.generate_agreement import agreement
-from headrace.bench.generate_records import Engine, GeneratePlan
+from headrace.bench.generate_records import SHORT_NAMES, Engine, GeneratePlan
 from headrace.bench.nano_model import write_nano_model
 from headrace.bench.result import Benchmark, Figures, Peers, Progress
 from headrace.models.catalogue import resolve_model
@@ -32,7 +32,6 @@ from headrace.models.catalogue import resolve_model
 MODEL = "smollm2-135m"
 
 _ENGINES: tuple[Engine, ...] = ("hf", "vllm")
-_SHORT = {"bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
 _PEER_DTYPES = ("bfloat16", "float32")
 _NANO_BATCHES = (1, 256)
 
@@ -49,7 +48,7 @@ def measure(peers: Peers, progress: Progress) -> Figures:
         runs = _Runs(Path(name), progress)
         figures: dict[str, float] = {}
         plan = GeneratePlan(engine="headrace", model=model)
-        for dtype in _SHORT:
+        for dtype in SHORT_NAMES:
             figures |= _speed(runs, replace(plan, dtype=dtype))
         nano = replace(plan, model=str(write_nano_model(Path(name) / "nano")), dtype="float32")
         figures |= {
@@ -110,11 +109,11 @@ class _Runs:
 
 def _speed(runs: _Runs, plan: GeneratePlan) -> dict[str, float]:
     found = runs.result(plan)
-    seconds, kind = median(found["seconds"]), f"{_SHORT[plan.dtype]}_8x8"
+    seconds, kind = median(found["seconds"]), f"{SHORT_NAMES[plan.dtype]}_8x8"
     return {
         f"tokens_per_second_{kind}": found["num_tokens"] / seconds,
         f"bound_share_{kind}": found["linear_seconds"] / seconds,
-        f"weight_update_vs_memcpy_{_SHORT[plan.dtype]}": (
+        f"weight_update_vs_memcpy_{SHORT_NAMES[plan.dtype]}": (
             found["update_seconds"] / found["memcpy_seconds"]
         ),
     }
@@ -126,7 +125,7 @@ def _against(
     """Measure ``peer`` on what headrace was measured on, and compare."""
     theirs = replace(plan, engine=peer)
     speeds = {
-        f"{_SHORT[dtype]}_8x8": runs.tokens_per_second(replace(theirs, dtype=dtype))
+        f"{SHORT_NAMES[dtype]}_8x8": runs.tokens_per_second(replace(theirs, dtype=dtype))
         for dtype in _PEER_DTYPES
     }
     for batch in _NANO_BATCHES:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.bench.generate_records import GeneratePlan
-from headrace.bench.generate_workload import requests
+from headrace.bench.generate_records import SHORT_NAMES, GeneratePlan
+from headrace.bench.generate_workload import engine_of, requests
 from headrace.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 WORKLOAD = GeneratePlan(engine="headrace", model="", num_groups=4, group_size=4)
 """What is sampled: random prompts, so that the distributions are wide."""
 
-_SHORT = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
-
 
 def agreement(
-    model: Path, *, dtypes: Sequence[str] = tuple(_SHORT), plan: GeneratePlan = WORKLOAD
+    model: Path, *, dtypes: Sequence[str] = tuple(SHORT_NAMES), plan: GeneratePlan = WORKLOAD
 ) -> Mapping[str, float]:
     """Return ``agreement_{hf,learner}_{fp32,bf16,int8}_{mean,max}`` of the checkpoint in ``model``.
 
@@ -48,7 +46,7 @@ def _of_dtype(plan: GeneratePlan) -> dict[str, float]:
     from headrace.models.checkpoint import load_decoder
     from headrace.runtime.precision import resolve_dtype
 
-    model, kind = Path(plan.model), _SHORT[plan.dtype]
+    model, kind = Path(plan.model), SHORT_NAMES[plan.dtype]
     groups = asyncio.run(_sample(plan, load_decoder(model, resolve_dtype(plan.dtype))))
     figures = _figures(
         f"agreement_learner_{kind}", _learner_gaps(load_decoder(model, torch.float32), groups)
@@ -68,19 +66,10 @@ def _figures(name: str, gaps: Sequence[Tensor]) -> dict[str, float]:
 async def _sample(plan: GeneratePlan, decoder: Decoder) -> list[RolloutGroup]:
     """Return a group for each prompt, sampled by the torch engine at temperature 1."""
     from headrace.compute import ComputeThread
-    from headrace.generators import TorchGenerator
     from headrace.models.weights import weight_update
-    from headrace.runtime.precision import resolve_dtype
 
     compute = ComputeThread("agreement", plan.num_threads)
-    generator = TorchGenerator(
-        decoder.config,
-        decode=lambda _: "",
-        compute=compute,
-        dtype=resolve_dtype(plan.dtype),
-        max_concurrent_rollouts=plan.max_concurrent_rollouts,
-        is_quantized=plan.dtype == "int8",
-    )
+    generator = engine_of(plan, decoder.config, compute)
     tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
     asked = requests(plan, decoder.config.vocab_size, seed=0)
     try:

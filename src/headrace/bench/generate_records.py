@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+SHORT_NAMES = {"bfloat16": "bf16", "float32": "fp32", "int8": "int8"}
+"""What a plan's dtype is called in the names of figures."""
+
 Engine: TypeAlias = Literal["headrace", "hf", "vllm"]
 
 

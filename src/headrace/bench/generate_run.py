@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from headrace.bench import vllm_peer
 from headrace.bench.generate_records import GeneratePlan
-from headrace.bench.generate_workload import lengths, prompts, requests
+from headrace.bench.generate_workload import engine_of, lengths, prompts, requests
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,6 @@ def _vocabulary(plan: GeneratePlan) -> int:
 def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
 
     from headrace.compute import ComputeThread
-    from headrace.generators import TorchGenerator
     from headrace.models.checkpoint import load_decoder
     from headrace.models.weights import weight_update
     from headrace.runtime.precision import resolve_dtype
@@ -63,14 +62,7 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
     compute = ComputeThread("generator", plan.num_threads)
 
     async def main() -> dict[str, Any]:
-        generator = TorchGenerator(
-            decoder.config,
-            decode=lambda _: "",
-            compute=compute,
-            dtype=dtype,
-            max_concurrent_rollouts=plan.max_concurrent_rollouts,
-            is_quantized=plan.dtype == "int8",
-        )
+        generator = engine_of(plan, decoder.config, compute)
 
         async def once(repetition: int) -> float:
             asked = requests(plan, decoder.config.vocab_size, seed=repetition)

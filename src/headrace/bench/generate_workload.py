@@ -1,12 +1,18 @@
-"""The work of `bench generate`: the same prompts and lengths for every engine."""
+"""The work of `bench generate`, the same for every engine, and headrace's own engine for it."""
 
 from __future__ import annotations
 
 import math
 import random
+from typing import TYPE_CHECKING
 
 from headrace.bench.generate_records import GeneratePlan
 from headrace.types import GenerationRequest, Prompt, SamplingParams
+
+if TYPE_CHECKING:
+    from headrace.compute import ComputeThread
+    from headrace.generators import TorchGenerator
+    from headrace.models.decoder_config import DecoderConfig
 
 
 def prompts(plan: GeneratePlan, vocabulary: int) -> list[list[int]]:
@@ -44,3 +50,18 @@ def requests(plan: GeneratePlan, vocabulary: int, seed: int) -> list[GenerationR
             zip(prompts(plan, vocabulary), lengths(plan), strict=True)
         )
     ]
+
+
+def engine_of(plan: GeneratePlan, config: DecoderConfig, compute: ComputeThread) -> TorchGenerator:
+    """Return the torch engine that samples ``plan``; nobody reads its texts."""
+    from headrace.generators import TorchGenerator
+    from headrace.runtime.precision import resolve_dtype
+
+    return TorchGenerator(
+        config,
+        decode=lambda _: "",
+        compute=compute,
+        dtype=resolve_dtype(plan.dtype),
+        max_concurrent_rollouts=plan.max_concurrent_rollouts,
+        is_quantized=plan.dtype == "int8",
+    )
