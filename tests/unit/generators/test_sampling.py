@@ -11,8 +11,17 @@ from torch import Tensor
 
 from headrace.generators.torch_engine.masks import TokenMasks
 from headrace.generators.torch_engine.rollout_state import sampling_rows
-from headrace.generators.torch_engine.sampling import Drawn, draw, uniforms
+from headrace.generators.torch_engine.sampling import (
+    Drawn,
+    device_uniforms,
+    draw,
+    packed,
+    uniforms,
+    unpacked,
+)
 from headrace.types import LEAST_TEMPERATURE, SamplingParams
+
+CPU = torch.device("cpu")
 
 
 def draw_many(
@@ -20,7 +29,7 @@ def draw_many(
 ) -> tuple[Tensor, Tensor]:
     """Draw ``count`` tokens from one distribution."""
     rows = torch.tensor([logits]).repeat(count, 1)
-    uniform = uniforms(torch.full((count,), seed), torch.arange(count))
+    uniform = uniforms(torch.full((count,), seed), torch.arange(count), CPU)
     return pair(draw(rows, sampling_rows([params] * count), uniform))
 
 
@@ -125,7 +134,7 @@ def test_a_row_does_not_depend_on_its_company(data: st.DataObject, vocabulary: i
     params = data.draw(st.lists(st.sampled_from(COMPANY), min_size=1, max_size=6))
     torch.manual_seed(data.draw(st.integers(0, 99)))
     logits = data.draw(st.sampled_from([0.0, 1.0, 3.0])) * torch.randn(len(params), vocabulary)
-    uniform = uniforms(torch.arange(len(params)), torch.zeros(len(params), dtype=torch.int64))
+    uniform = uniforms(torch.arange(len(params)), torch.zeros(len(params), dtype=torch.int64), CPU)
     together = masked_draw(logits, params, uniform)
     for row, param in enumerate(params):
         one = slice(row, row + 1)
@@ -189,7 +198,7 @@ def test_a_row_whose_logits_are_not_finite_has_no_log_prob_and_spoils_no_other(
 
 def test_uniforms_differ_by_seed_and_position_and_fill_the_unit_interval() -> None:
     seeds = torch.arange(100).repeat_interleave(100)
-    found = uniforms(seeds, torch.arange(100).repeat(100))
+    found = uniforms(seeds, torch.arange(100).repeat(100), CPU)
     assert len(set(found.tolist())) == 10_000
     assert 0 <= found.min() < 0.001
     assert 0.999 < found.max() < 1
@@ -202,3 +211,45 @@ def test_the_least_temperature_draws_and_what_fp32_holds_as_0_is_greedy() -> Non
     assert (ids.tolist(), logprobs.tolist()) == ([0] * 5, [0.0] * 5)
     ids, logprobs = draw_many([0.1, 0.3, 0.2], SamplingParams(temperature=1e-46), 50)
     assert (ids.tolist(), logprobs.tolist()) == ([1] * 50, [0.0] * 50)
+
+
+def test_a_uniform_is_the_same_bits_on_every_device() -> None:
+    generator = torch.Generator().manual_seed(0)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (20_000,), generator=generator)
+    seeds[:3] = torch.tensor([0, 2**63 - 1, -(2**63)])
+    positions = torch.randint(0, 2**40, (20_000,), generator=generator)
+    assert torch.equal(device_uniforms(seeds, positions), uniforms(seeds, positions, CPU))
+
+
+@pytest.mark.parametrize("has_raw", [True, False])
+def test_a_drawn_token_survives_the_one_copy_that_takes_it_from_a_device(*, has_raw: bool) -> None:
+    logprobs = torch.tensor([-0.1, 0.0, -math.inf, math.nan, -1e-30])
+    drawn = Drawn(
+        ids=torch.tensor([0, 1, 2**31, 262_143, 7]),
+        logprobs=logprobs,
+        raw_logprobs=logprobs * 3 if has_raw else None,
+        kept_support={2: b"x"},
+    )
+    found = unpacked(drawn, packed(drawn))
+    assert found.ids.dtype == torch.int64
+    assert torch.equal(found.ids, drawn.ids)
+    assert found.logprobs.view(torch.int32).equal(logprobs.view(torch.int32))
+    assert (found.raw_logprobs is not None) == has_raw
+    if found.raw_logprobs is not None:
+        assert found.raw_logprobs.view(torch.int32).equal((logprobs * 3).view(torch.int32))
+    assert found.kept_support == drawn.kept_support
+
+
+@pytest.mark.parametrize("vocabulary", [5, 256, 5000])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_k=3)]
+)
+def test_a_row_that_is_not_finite_draws_a_token_of_the_vocabulary(
+    vocabulary: int, params: SamplingParams
+) -> None:
+    logits = torch.full((2, vocabulary), math.nan)
+    logits[1] = 0.0
+    uniform = torch.tensor([0.999, 0.0], dtype=torch.float64)
+    drawn = draw(logits, sampling_rows([params] * 2), uniform)
+    assert 0 <= int(drawn.ids[0]) < vocabulary
+    assert drawn.logprobs.isnan().tolist() == [True, False]

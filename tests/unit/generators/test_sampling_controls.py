@@ -244,7 +244,7 @@ def test_the_recorded_support_is_exactly_what_could_be_drawn() -> None:
     params = SamplingParams(top_p=0.6, top_k=30, temperature=1.3, kept_support=True)
     logits = 2 * torch.randn(1, 300, generator=torch.Generator().manual_seed(3))
     count = 3000
-    uniform = uniforms(torch.zeros(count, dtype=torch.int64), torch.arange(count))
+    uniform = uniforms(torch.zeros(count, dtype=torch.int64), torch.arange(count), logits.device)
     drawn = draw(logits.repeat(count, 1), sampling_rows([params] * count), uniform)
     assert len({*drawn.kept_support.values()}) == 1
     assert decode(drawn.kept_support[0]).tolist() == sorted({*drawn.ids.tolist()})

@@ -45,7 +45,7 @@ class Engine:
         self._scheduler = scheduler
         self._blocks = blocks
         self._decode = decode
-        self._running = RunningRollouts()
+        self._running = RunningRollouts(runner.device)
         self._failures = FailureWatch()
         self._policy_version: int | None = None
         self._refusal = "asked to generate before the first update_weights"
@@ -210,7 +210,8 @@ class Engine:
         if len(self._running) == first:
             return []
         repeats = torch.tensor(counts, device=logits.device)
-        self._sample(slice(first, len(self._running)), logits.repeat_interleave(repeats, dim=0))
+        logits = logits.repeat_interleave(repeats, dim=0, output_size=sum(counts))
+        self._sample(slice(first, len(self._running)), logits)
         self._note_first_tokens(self._running.tickets[first:])
         return self._retire()
 
@@ -286,11 +287,10 @@ class Engine:
     def _sample(self, rows: slice, logits: torch.Tensor) -> None:
         assert self._policy_version is not None
         running = self._running
-        uniform = uniforms(running.seed[rows], running.num_generated[rows])
-        sampling = running.sampling.at(rows).to(logits.device)
+        uniform = uniforms(running.seed[rows], running.num_generated[rows], logits.device)
         forbidden = running.forbidden(rows, logits.shape[1], logits.device)
-        drawn = draw(logits, sampling, uniform.to(logits.device), forbidden)
-        running.record(rows, drawn, self._policy_version)
+        drawn = draw(logits, running.sampling.at(rows), uniform, forbidden)
+        running.record(rows, drawn.on_cpu(), self._policy_version)
         self.statistics.num_sampled += len(drawn.ids)
 
     def _retire(self) -> list[GroupCollector]:

@@ -211,9 +211,14 @@ def as_it_ended(rollout: Rollout, sampling: SamplingParams) -> Rollout:
 
 
 class RunningRollouts:
-    """Columns of the running rollouts, on the CPU, in the order in which they were admitted."""
+    """Columns of the running rollouts, on the CPU, in the order in which they were admitted.
 
-    def __init__(self) -> None:
+    Only ``sampling`` lies where logits do: it changes when a row does, and is read at each token.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """``device``: of the logits."""
+        self._device = device
         self.tickets: list[Ticket] = []
         self.prompt_length = torch.zeros(0, dtype=torch.int64)
         self.num_generated = torch.zeros(0, dtype=torch.int64)
@@ -232,7 +237,7 @@ class RunningRollouts:
         """[n, T] cache blocks, of which row i uses the first ``num_blocks[i]``."""
         self.is_mixed = torch.zeros(0, dtype=torch.bool)
         """[n] bool: some of a rollout's cache was computed by weights that were replaced since."""
-        self.sampling = sampling_rows([])
+        self.sampling = sampling_rows([]).to(device)
         self.min_tokens = torch.zeros(0, dtype=torch.int64)
         self.early_mask = torch.zeros(0, dtype=torch.int64)
         """[n] which of ``masks`` holds before ``min_tokens``; ``late_mask`` from there on."""
@@ -290,7 +295,7 @@ class RunningRollouts:
         """Make the columns that depend on nothing but the sampling parameters."""
         params = [ticket.request.sampling for ticket in self.tickets]
         self.stop_ids = _stop_table(self.tickets)
-        self.sampling = sampling_rows(params)
+        self.sampling = sampling_rows(params).to(self._device)
         self.min_tokens = torch.tensor([param.min_tokens for param in params])
         self.early_mask, self.late_mask = self.masks.assign(params)
         width = self.token_ids.shape[1] if self.sampling.any_raw else 0
@@ -313,13 +318,13 @@ class RunningRollouts:
         return self.masks.forbidden(index, vocab_size, device)
 
     def record(self, rows: slice, drawn: Drawn, version: int) -> None:
-        """Append to each rollout in ``rows`` one token, sampled under ``version``."""
+        """Append to each rollout in ``rows`` one token on the CPU, sampled under ``version``."""
         columns = self.num_generated[rows].unsqueeze(1)
-        self.token_ids[rows].scatter_(1, columns, drawn.ids.cpu().unsqueeze(1))
-        self.logprobs[rows].scatter_(1, columns, drawn.logprobs.cpu().unsqueeze(1))
+        self.token_ids[rows].scatter_(1, columns, drawn.ids.unsqueeze(1))
+        self.logprobs[rows].scatter_(1, columns, drawn.logprobs.unsqueeze(1))
         self.policy_versions[rows].scatter_(1, columns, version)
         if drawn.raw_logprobs is not None:
-            self.raw_logprobs[rows].scatter_(1, columns, drawn.raw_logprobs.cpu().unsqueeze(1))
+            self.raw_logprobs[rows].scatter_(1, columns, drawn.raw_logprobs.unsqueeze(1))
         for row, support in drawn.kept_support.items():
             self.kept_support[rows.start + row].append(support)
         self.num_generated[rows] += 1
@@ -384,7 +389,7 @@ class RunningRollouts:
         self.policy_versions = self.policy_versions[rows]
         self.blocks = self.blocks[rows]
         self.is_mixed = self.is_mixed[rows]
-        self.sampling = self.sampling.at(rows)
+        self.sampling = self.sampling.at(rows.to(self._device))
         self.min_tokens = self.min_tokens[rows]
         self.early_mask = self.early_mask[rows]
         self.late_mask = self.late_mask[rows]
@@ -416,11 +421,13 @@ def _stop_table(tickets: Sequence[Ticket]) -> Tensor:
 def sampling_rows(params: Sequence[SamplingParams]) -> SamplingRows:
     """Return the columns of ``params``."""
     temperature = torch.tensor([param.temperature for param in params], dtype=torch.float32)
+    filters = torch.tensor([param.truncates for param in params], dtype=torch.bool)
     return SamplingRows(
         temperature=temperature,
         top_p=torch.tensor([param.top_p for param in params], dtype=torch.float64),
         top_k=torch.tensor([param.top_k for param in params], dtype=torch.int64),
         min_p=torch.tensor([param.min_p for param in params], dtype=torch.float32),
+        filters=filters & (temperature > 0),
         wants_raw=torch.tensor([param.raw_logprobs for param in params], dtype=torch.bool),
         wants_support=torch.tensor([param.records_support for param in params], dtype=torch.bool),
         truncates=any(param.truncates for param in params),

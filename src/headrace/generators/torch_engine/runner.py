@@ -92,6 +92,11 @@ class ModelRunner:
         self._logits = torch.empty(0, config.vocab_size, device=device)
         self.config = config
 
+    @property
+    def device(self) -> torch.device:
+        """Where passes are computed, and where logits are."""
+        return self._device
+
     def _allocate(self, name: str) -> None:
         """Give a parameter memory, not content: the generator samples after the first weights."""
         module, _, leaf = name.rpartition(".")

@@ -21,6 +21,9 @@ from headrace.kept_support import encode
 BLOCK = 256
 """Tokens of a stage-one block: about the root of a large vocabulary."""
 
+GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Of SplitMix64."""
+
 
 @dataclass(slots=True, kw_only=True)
 class SamplingRows:
@@ -34,6 +37,8 @@ class SamplingRows:
     """bool: log-probs of the model's own distribution are recorded."""
     wants_support: Tensor
     """bool: the tokens that filters leave are recorded."""
+    filters: Tensor
+    """bool: some tokens are left out before drawing."""
     truncates: bool
     """Whether any row filters tokens."""
     any_greedy: bool
@@ -60,6 +65,7 @@ class SamplingRows:
             top_p=change(self.top_p),
             top_k=change(self.top_k),
             min_p=change(self.min_p),
+            filters=change(self.filters),
             wants_raw=change(self.wants_raw),
             wants_support=change(self.wants_support),
         )
@@ -78,20 +84,67 @@ class Drawn:
     kept_support: dict[int, bytes]
     """Row -> what masks and filters left to draw from, of the rows that want it."""
 
+    def on_cpu(self) -> Drawn:
+        """Return the columns on the CPU; from another device they come in one copy."""
+        if self.ids.device.type == "cpu":
+            return self
+        return unpacked(self, packed(self).cpu())
 
-def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Return [n] float64 in [0, 1): a hash of ``seeds`` [n] and ``positions`` [n], both int64.
 
-    SplitMix64 (Steele, Lea and Flood 2014) at counter ``position`` of stream ``seed``.
+def packed(drawn: Drawn) -> Tensor:
+    """Return the columns of ``drawn`` as one, [2 or 3, n] float64, which holds each exactly."""
+    raw = () if drawn.raw_logprobs is None else (drawn.raw_logprobs,)
+    return torch.stack([column.double() for column in (drawn.ids, drawn.logprobs, *raw)])
+
+
+def unpacked(drawn: Drawn, columns: Tensor) -> Drawn:
+    """Return ``drawn`` with the columns that `packed` made ``columns`` of."""
+    return replace(
+        drawn,
+        ids=columns[0].long(),
+        logprobs=columns[1].float(),
+        raw_logprobs=columns[2].float() if len(columns) > 2 else None,  # noqa: PLR2004 - the third
+    )
+
+
+def uniforms(seeds: Tensor, positions: Tensor, device: torch.device) -> Tensor:
+    """Return [n] float64 in [0, 1) on ``device``: a hash of ``seeds`` [n] and ``positions`` [n].
+
+    Both are int64 on the CPU. SplitMix64 (Steele, Lea and Flood 2014) at counter ``position`` of
+    stream ``seed``, the same bits on every device. On the CPU by numpy, whose calls cost half of
+    torch's; to another device both go in one copy.
     """
+    if device.type != "cpu":
+        return device_uniforms(*torch.stack((seeds, positions)).to(device))
     state = seeds.numpy().astype(np.uint64)
     counter = positions.numpy().astype(np.uint64)
     with np.errstate(over="ignore"):
-        mixed = state + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed = state + (counter + np.uint64(1)) * np.uint64(GAMMA)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(FIRST_FACTOR)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(SECOND_FACTOR)
         mixed ^= mixed >> np.uint64(31)
     return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def device_uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return what `uniforms` does, on the device that both lie on.
+
+    torch multiplies no unsigned numbers; int64 wraps around to the same bits.
+    """
+    mixed = seeds + (positions + 1) * _signed(GAMMA)
+    mixed = (mixed ^ _shifted(mixed, 30)) * _signed(FIRST_FACTOR)
+    mixed = (mixed ^ _shifted(mixed, 27)) * _signed(SECOND_FACTOR)
+    return _shifted(mixed ^ _shifted(mixed, 31), 11).double().mul_(2.0**-53)
+
+
+def _signed(number: int) -> int:
+    """Return the int64 of the same bits as ``number``, which has 64."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _shifted(numbers: Tensor, count: int) -> Tensor:
+    """Return int64 ``numbers`` >> ``count`` as of unsigned ones: no sign comes in from the left."""
+    return (numbers >> count) & ((1 << (64 - count)) - 1)
 
 
 def draw(
@@ -111,12 +164,8 @@ def draw(
     if rows.any_scaled:
         logits.div_(torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1))
     weights = torch.softmax(logits, -1, out=logits)
-    # One logit that is not finite makes all of its row NaN; such a row draws its first token.
-    is_broken = weights[:, 0].isnan()
-    any_broken = bool(is_broken.any())
-    if any_broken:
-        weights[is_broken] = 0.0
-        weights[:, 0] += is_broken
+    # One logit that is not finite makes all of its row NaN, and so the log-prob of whatever is
+    # drawn. Nothing asks here whether there is such a row: a device would have to be waited for.
     totals = _block_cdf(weights)[-1][:, -1] if raw else None
     if rows.truncates:
         _filter(weights, rows)
@@ -125,9 +174,8 @@ def draw(
     if greedy_ids is not None:
         is_greedy = rows.temperature == 0
         ids = torch.where(is_greedy, greedy_ids, ids)
-        logprobs = torch.where(is_greedy, 0.0, logprobs)
-    if any_broken:
-        logprobs = torch.where(is_broken, torch.nan, logprobs)
+        # Less itself: 0 where there is a distribution, and still NaN where there is none.
+        logprobs = torch.where(is_greedy, logprobs - logprobs, logprobs)
     return Drawn(
         ids=ids,
         logprobs=logprobs,
@@ -160,8 +208,8 @@ class _RawLogprobs:
 
 def _filter(weights: Tensor, rows: SamplingRows) -> None:
     """Set to 0 what top-k, top-p and min-p leave out of ``weights`` [n, V]."""
-    filters = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
-    chosen = (filters & (rows.temperature > 0)).nonzero().flatten()
+    has_weights = weights[:, 0] >= 0.0  # which NaN is not, and it stands in all of a row or nowhere
+    chosen = (rows.filters & has_weights).nonzero().flatten()
     keep_support(weights, chosen, top_k=rows.top_k, top_p=rows.top_p, min_p=rows.min_p)
 
 
@@ -200,12 +248,16 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tens
     inside = blocks[every, block].double()
     # The block's sum in fp32 may exceed its own CDF by a rounding, hence the clamp below.
     offset = _first_above(inside.cumsum(-1), target)
-    return block * BLOCK + offset, inside[every, offset], total
+    ids = (block * BLOCK + offset).clamp_(max=weights.shape[1] - 1)
+    return ids, inside[every, offset], total
 
 
 def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
-    """Return [n]: the first column of ``cdf`` [n, m] above ``target`` [n, 1], with weight > 0."""
+    """Return [n]: the first column of ``cdf`` [n, m] above ``target`` [n, 1], with weight > 0.
+
+    Of a row of NaN any column.
+    """
     found = torch.searchsorted(cdf, target, right=True)
     # The last column whose CDF still rises: where to land when rounding carries past the end.
     last = torch.searchsorted(cdf, cdf[:, -1:].contiguous(), right=False)
-    return torch.minimum(found, last).squeeze(1)
+    return torch.minimum(found, last).clamp_(max=cdf.shape[1] - 1).squeeze(1)
