@@ -14,6 +14,7 @@ from headrace.generators.torch_engine.products import (
     can_multiply_int8,
     can_pack,
     rounded_rows,
+    takes_eight_bits,
 )
 
 if TYPE_CHECKING:
@@ -181,3 +182,18 @@ def test_a_head_is_held_once_unless_it_is_the_embedding(lab: Lab, *, is_tied: bo
     own, _ = loaded(lab, is_quantized=False, tie_word_embeddings=is_tied)
     assert ("lm_head.weight" in own.names) == (not is_tied)
     assert "model.embed_tokens.weight" not in own.names
+
+
+@pytest.mark.parametrize(
+    ("device", "outputs", "inputs", "expected"),
+    [
+        ("cuda", 49152, 576, True),
+        ("cuda", 50257, 768, False),
+        ("cuda", 768, 30, False),
+        ("cpu", 50257, 30, True),
+    ],
+)
+def test_a_device_multiplies_in_eight_bits_where_both_sides_are_multiples_of_eight(
+    device: str, outputs: int, inputs: int, *, expected: bool
+) -> None:
+    assert takes_eight_bits(torch.device(device), outputs, inputs) == expected

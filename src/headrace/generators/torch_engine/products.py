@@ -82,20 +82,23 @@ class FusedProducts:
         self._is_tied = decoder.config.tie_word_embeddings
         names = {module: name for name, module in decoder.named_modules()}
 
-        def form() -> Form:
-            if is_quantized:
+        def form(outputs: int, inputs: int) -> Form:
+            if is_quantized and takes_eight_bits(device, outputs, inputs):
                 return _Quantized(device)
             return _Packed() if device.type == "cpu" and can_pack(dtype) else _Plain(device)
 
         self._units = {
-            linears[0]: _unit([(names[linear], linear) for linear in linears], form())
+            linears[0]: _unit(
+                [(names[linear], linear) for linear in linears],
+                form(sum(linear.out_features for linear in linears), linears[0].in_features),
+            )
             for linears in decoder.linears()
         }
         self._head = _Unit(
             weight_names=(decoder.output_name,),
             bias_names=(),
             sizes=[decoder.config.vocab_size],
-            form=form(),
+            form=form(decoder.config.vocab_size, decoder.config.hidden_size),
         )
 
     @property
@@ -109,7 +112,8 @@ class FusedProducts:
         for unit in (*self._units.values(), self._head):
             unit.form.load(_side_by_side(unit.weight_names, tensors))
             if unit.bias_names:
-                unit.bias = _side_by_side(unit.bias_names, tensors).to(self._device, copy=True)
+                held = torch.empty(0, device=self._device) if unit.bias is None else unit.bias
+                unit.bias = _in_place(held, _side_by_side(unit.bias_names, tensors))
 
     def differing(self, tensors: Mapping[str, Tensor], *, turn: int, turns: int) -> Iterator[str]:
         """Yield names of matrices that are not held as ``tensors`` has them.
@@ -153,6 +157,16 @@ def _side_by_side(names: Sequence[str], tensors: Mapping[str, Tensor]) -> Tensor
     return tensors[names[0]] if len(names) == 1 else torch.cat([tensors[name] for name in names])
 
 
+def _in_place(held: Tensor, new: Tensor) -> Tensor:
+    """Return the content of ``new`` where ``held`` lies, or on its device if it does not fit there.
+
+    What a graph has recorded the address of stays where it is.
+    """
+    if held.shape == new.shape and held.dtype == new.dtype:
+        return held.copy_(new)
+    return new.to(held.device, copy=True)
+
+
 class _Plain:
     """The matrix as it is published."""
 
@@ -161,7 +175,7 @@ class _Plain:
 
     def load(self, weight: Tensor) -> None:
         """See `Form`."""
-        self._weight = weight.to(self._weight.device, copy=True)
+        self._weight = _in_place(self._weight, weight)
 
     def holds(self, weight: Tensor) -> bool:
         """See `Form`."""
@@ -210,8 +224,11 @@ class _Quantized:
 
     def load(self, weight: Tensor) -> None:
         """See `Form`."""
-        quantized, scale = _quantized(weight.to(self._scale.device))
-        self._weight, self._scale = quantized.t(), scale.squeeze(1)
+        steps, scale = _in_steps(weight.to(self._scale.device))
+        if self._weight.shape != weight.t().shape:
+            self._weight = torch.empty_like(steps, dtype=torch.int8).t()
+        self._weight.t().copy_(steps)
+        self._scale = _in_place(self._scale, scale.squeeze(1))
 
     def holds(self, weight: Tensor) -> bool:
         """See `Form`: it is what ``weight`` is rounded to."""
@@ -257,15 +274,29 @@ def can_multiply_int8(device: torch.device) -> bool:
 LEAST_INT8_ROWS = 32
 """cuBLAS refuses int8 products of 16 rows or fewer."""
 
+INT8_STEP = 8
+"""cuBLAS refuses int8 matrices with a side that is no multiple of this."""
+
+
+def takes_eight_bits(device: torch.device, outputs: int, inputs: int) -> bool:
+    """Return whether ``device`` multiplies by a matrix [outputs, inputs] in eight bits."""
+    return device.type != "cuda" or (outputs % INT8_STEP == 0 and inputs % INT8_STEP == 0)
+
 
 def _quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``rows`` [n, k] in int8, and the fp32 scale [n, 1] that multiplies each row back.
+    """Return ``rows`` [n, k] in int8, and the fp32 scale [n, 1] that multiplies each row back."""
+    steps, scale = _in_steps(rows)
+    return steps.to(torch.int8), scale
 
-    A row of zeros stays one.
+
+def _in_steps(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``rows`` [n, k] as whole numbers of at most `LARGEST_INT8`, and the scale of each.
+
+    The scale [n, 1] is in fp32. A row of zeros stays one.
     """
     scale = rows.abs().amax(1, keepdim=True).float().mul_(1.0 / LARGEST_INT8)
     scale.clamp_(min=torch.finfo(torch.float32).tiny)
-    return torch.mul(rows, scale.reciprocal()).round_().to(torch.int8), scale
+    return torch.mul(rows, scale.reciprocal()).round_(), scale
 
 
 def _pack(weight: Tensor) -> Tensor:
