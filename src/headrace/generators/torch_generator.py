@@ -21,10 +21,9 @@ from headrace.generators.engine_turns import EngineTurns, Submission
 from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
-from headrace.generators.torch_engine.invariant.runner import InvariantRunner
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_engine.rollout_state import GroupCollector
-from headrace.generators.torch_engine.runner import ModelRunner
+from headrace.generators.torch_engine.runner_choice import choose_runner
 from headrace.generators.torch_engine.scheduler import Scheduler
 from headrace.host import available_memory
 from headrace.models.decoder_config import DecoderConfig
@@ -79,8 +78,16 @@ class TorchGenerator:
         num_blocks = budget // block_bytes(config, BLOCK_SIZE, dtype)
         self._max_cached_tokens = num_blocks * BLOCK_SIZE
         blocks = BlockManager(num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        runner_class = InvariantRunner if batch_invariant else ModelRunner
-        runner = runner_class(config, BLOCK_SIZE, dtype, device, is_quantized=is_quantized)
+        runner = choose_runner(
+            config,
+            BLOCK_SIZE,
+            dtype,
+            device,
+            num_blocks=num_blocks,
+            max_rows=max_concurrent_rollouts,
+            is_quantized=is_quantized,
+            batch_invariant=batch_invariant,
+        )
         scheduler = Scheduler(
             blocks, max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
         )
