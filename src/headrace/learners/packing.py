@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.models.attention import alike_runs
-from headrace.objectives.advantages import AdvantageEstimator, group_advantages
+from headrace.objectives.advantages import GroupEstimator, group_advantages
 from headrace.objectives.aggregation import Aggregation, aggregation_weights
 from headrace.types import Rollout, RolloutGroup
 
@@ -78,7 +78,7 @@ class Selection:
 def select(
     groups: Sequence[RolloutGroup],
     *,
-    estimator: AdvantageEstimator,
+    estimator: GroupEstimator,
     aggregation: Aggregation,
     max_tokens: int,
     keep_no_spread: bool,
@@ -114,7 +114,7 @@ def select(
 
 
 def _scored_rows(
-    group: RolloutGroup, estimator: AdvantageEstimator
+    group: RolloutGroup, estimator: GroupEstimator
 ) -> list[tuple[Rollout, float, float]]:
     """Return (rollout, advantage, reward) of every rollout with a verdict and a trained token."""
     rewards = [
