@@ -17,10 +17,11 @@ from headrace.config import ObjectiveConfig
 from headrace.learners.packing import Microbatch
 from headrace.learners.shared_prefix import SharedPrefix
 from headrace.models.decoder import Decoder
-from headrace.objectives.importance import tis
+from headrace.objectives.importance import importance_weights
 from headrace.objectives.kl import k3
 from headrace.objectives.logprobs import linear_logprobs
 from headrace.objectives.losses import masked_log_ratio, ppo_clip
+from headrace.objectives.segments import Segments
 
 LOGIT_CHUNK = 512
 """Tokens whose logits are computed together, one tile of the vocabulary at a time."""
@@ -130,12 +131,18 @@ def _importance(
         case "none":
             return torch.ones_like(batch.weights), ~mask
         case "tis":
-            return tis(
-                proximal,
-                batch.generator_logprobs,
-                loss_mask=mask,
-                bound=objective.correction_bound,
+            found = importance_weights(
+                proximal - batch.generator_logprobs,
+                # A weight of each token knows no rollouts.
+                segments=Segments(
+                    index=torch.zeros_like(batch.target_ids), count=1, loss_mask=mask
+                ),
+                level="token",
+                mode="truncate",
+                low=0.0,
+                high=objective.correction_bound,
             )
+            return found.weights, found.altered
         case _:
             assert_never(objective.correction)
 

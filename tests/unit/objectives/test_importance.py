@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.objectives.importance import effective_sample_share, tis
+from headrace.objectives.importance import (
+    ImportanceWeights,
+    WeightLevel,
+    WeightMode,
+    effective_sample_share,
+    importance_weights,
+)
 from headrace.objectives.losses import masked_log_ratio, ppo_clip
+from headrace.objectives.segments import Segments
 
 LARGE = 1e6
 """A bound that nothing here reaches."""
@@ -31,6 +38,25 @@ def literal_tis(proximal: float, generator: float, bound: float) -> float:
     difference = min(difference, 20.0)
     difference = max(difference, -20.0)
     return min(math.exp(difference), bound)
+
+
+def tis(
+    proximal: Tensor, generator: Tensor, *, loss_mask: Tensor, bound: float
+) -> tuple[Tensor, Tensor]:
+    """Return the weights of level ``token`` and mode ``truncate``, and where they were altered."""
+    flat = loss_mask.flatten()
+    segments = Segments(index=torch.zeros_like(flat, dtype=torch.int64), count=1, loss_mask=flat)
+    found = importance_weights(
+        (proximal - generator).flatten(),
+        segments=segments,
+        level="token",
+        mode="truncate",
+        low=0.0,
+        high=bound,
+    )
+    shape = proximal.shape
+    assert torch.equal(found.kept, flat), "truncation takes nothing out"
+    return found.weights.view(shape), found.altered.view(shape)
 
 
 def everywhere(values: Tensor) -> Tensor:
@@ -210,6 +236,136 @@ def test_a_trained_token_without_a_number_for_a_logprob_is_not_covered_up() -> N
     weights, _ = tis(torch.full((2,), -1.0), generator, loss_mask=everywhere(generator), bound=2.0)
 
     assert weights.isnan().tolist() == [False, True]
+
+
+# --- every level and mode -----------------------------------------------------------------------
+
+LEVELS: tuple[WeightLevel, ...] = ("token", "sequence", "geometric")
+MODES: tuple[WeightMode, ...] = ("truncate", "clip", "mask")
+rollouts_of_gaps = st.lists(st.lists(st.floats(-9.0, 9.0), max_size=6), min_size=1, max_size=5)
+
+
+def flat_gaps(rollouts: Sequence[Sequence[float]]) -> tuple[Tensor, Segments]:
+    """Pack rollouts with a cell outside the mask, that holds garbage, after each of them."""
+    cells = [cell for gaps in rollouts for cell in (*gaps, math.nan)]
+    index = [row for row, gaps in enumerate(rollouts) for _ in (*gaps, None)]
+    mask = [flag for gaps in rollouts for flag in (*[True] * len(gaps), False)]
+    segments = Segments(
+        index=torch.tensor(index), count=len(rollouts), loss_mask=torch.tensor(mask)
+    )
+    return torch.tensor(cells, dtype=torch.float64), segments
+
+
+def literal_weight(
+    gaps: Sequence[float], t: int, level: WeightLevel, mode: WeightMode, low: float, high: float
+) -> float:
+    exponent = {"token": gaps[t], "sequence": sum(gaps), "geometric": sum(gaps) / len(gaps)}[level]
+    weight = math.exp(max(-20.0, min(20.0, exponent)))
+    if mode == "truncate":
+        return min(weight, high)
+    if mode == "clip":
+        return max(low, min(weight, high))
+    return weight if low <= weight <= high else 0.0
+
+
+def weights_of(
+    rollouts: Sequence[Sequence[float]],
+    level: WeightLevel,
+    mode: WeightMode,
+    low: float = 0.5,
+    high: float = 2.0,
+) -> ImportanceWeights:
+    gaps, segments = flat_gaps(rollouts)
+    return importance_weights(gaps, segments=segments, level=level, mode=mode, low=low, high=high)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("mode", MODES)
+@settings(deadline=None)
+@given(rollouts=rollouts_of_gaps, low=st.floats(0.01, 1.0), high=st.floats(1.0, 50.0))
+def test_every_level_and_mode_is_the_literal_formula(
+    level: WeightLevel,
+    mode: WeightMode,
+    rollouts: list[list[float]],
+    low: float,
+    high: float,
+) -> None:
+    expected = [
+        weight
+        for gaps in rollouts
+        for weight in (
+            *(literal_weight(gaps, t, level, mode, low, high) for t in range(len(gaps))),
+            0.0,
+        )
+    ]
+    found = weights_of(rollouts, level, mode, low, high)
+    assert found.weights.tolist() == pytest.approx(expected, rel=1e-9)
+    _, segments = flat_gaps(rollouts)
+    if mode == "mask":
+        assert torch.equal(found.kept, found.weights > 0)
+    else:
+        assert torch.equal(found.kept, segments.loss_mask)
+
+
+@settings(deadline=None)
+@given(rollouts=rollouts_of_gaps)
+def test_a_sequence_weight_is_the_product_of_its_tokens_and_the_geometric_its_root(
+    rollouts: list[list[float]],
+) -> None:
+    small = [[gap / 10 for gap in gaps] for gaps in rollouts]
+    found = {
+        level: weights_of(small, level, "truncate", high=1e8).weights.tolist() for level in LEVELS
+    }
+    start = 0
+    for gaps in rollouts:
+        cells = slice(start, start + len(gaps))
+        start += len(gaps) + 1
+        for whole, root in zip(found["sequence"][cells], found["geometric"][cells], strict=True):
+            assert whole == pytest.approx(math.prod(found["token"][cells]))
+            assert root ** len(gaps) == pytest.approx(whole)
+
+
+@settings(deadline=None)
+@given(rollouts=rollouts_of_gaps)
+def test_masked_sequence_weights_are_the_truncated_ones_of_rollouts_in_bounds(
+    rollouts: list[list[float]],
+) -> None:
+    masked = weights_of(rollouts, "sequence", "mask")
+    truncated = weights_of(rollouts, "sequence", "truncate")
+    raw = weights_of(rollouts, "sequence", "truncate", high=1e9).weights
+    in_bounds = (raw >= 0.5) & (raw <= 2.0)
+    assert torch.equal(masked.weights, truncated.weights * in_bounds)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("mode", MODES)
+def test_where_both_agree_every_weight_is_one(level: WeightLevel, mode: WeightMode) -> None:
+    found = weights_of([[0.0] * 5, [0.0], []], level, mode)
+    _, segments = flat_gaps([[0.0] * 5, [0.0], []])
+    assert torch.equal(found.weights, segments.loss_mask.to(torch.float64))
+    assert not found.altered.any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gap_that_is_no_number_is_covered_up_by_no_bound(
+    level: WeightLevel, mode: WeightMode
+) -> None:
+    found = weights_of([[0.1, math.nan], [0.2]], level, mode)
+    assert found.weights[1].isnan()
+    assert found.weights[3].isfinite()
+
+
+def test_trls_sequence_mask_is_the_level_sequence_with_a_mask_above_three() -> None:
+    # TRL 1.16, GRPOTrainer with vllm_importance_sampling_mode="sequence_mask": exp of the summed
+    # difference, and 0 above vllm_importance_sampling_clip_max = 3.
+    rollouts = [[0.3, 0.4, -0.1], [0.9, 0.9], [-2.0, -3.0], [1.0986]]
+    expected = []
+    for gaps in rollouts:
+        ratio = math.exp(sum(gaps))
+        expected += [0.0 if ratio > 3.0 else ratio] * len(gaps) + [0.0]
+    found = weights_of(rollouts, "sequence", "mask", low=0.0, high=3.0)
+    assert found.weights.tolist() == pytest.approx(expected)
 
 
 # --- effective sample size --------------------------------------------------------------------
