@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.objectives import logprobs as module
-from headrace.objectives.logprobs import linear_logprobs, selected_logprobs
+from headrace.objectives.logprobs import Support, linear_logprobs, selected_logprobs
 
 
 def literal_logprob(logits: list[float], chosen: int, temperature: float) -> tuple[float, float]:
@@ -174,4 +174,141 @@ def test_no_tensor_of_all_logits_is_ever_made() -> None:
     hidden, weight, ids = problem(40, 4, 70)
     with LargestTensor() as largest:
         linear_logprobs(hidden, weight, ids, temperature=1.0, chunk_tokens=10)[0].sum().backward()
+    assert largest.numel == weight.numel() < 40 * 70
+
+
+# --- a part of the vocabulary -------------------------------------------------------------------
+
+
+def support_of(ids: Tensor, vocabulary: int, seed: int = 0) -> tuple[Support, Tensor]:
+    """Return a random support that holds ``ids``, in no order, and the same as a mask [N, V]."""
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.rand(len(ids), vocabulary, generator=generator) < 0.3
+    kept[torch.arange(len(ids)), ids] = True
+    rows, columns = kept.nonzero().unbind(1)
+    order = torch.randperm(len(rows), generator=generator)
+    return Support(rows=rows[order], ids=columns[order]), kept
+
+
+@pytest.mark.parametrize(("vocabulary", "chunk_tokens"), [(5, 9), (7, 4), (16, 1), (20, 3)])
+def test_over_a_support_values_and_gradients_are_those_of_the_other_logits_left_out(
+    vocabulary: int, chunk_tokens: int
+) -> None:
+    hidden, weight, ids = problem(8, 3, vocabulary, torch.float64)
+    support, kept = support_of(ids, vocabulary)
+    fused = linear_logprobs(
+        hidden,
+        weight,
+        ids,
+        temperature=0.7,
+        chunk_tokens=chunk_tokens,
+        support=support,
+        entropy_gradient=True,
+    )
+    scaled = (hidden @ weight.T) / 0.7
+    for row in range(8):
+        left = torch.log_softmax(scaled[row][kept[row]], dim=0)
+        place = int(kept[row, : int(ids[row])].sum())
+        assert fused[0][row].item() == pytest.approx(left[place].item(), abs=1e-12)
+        assert fused[1][row].item() == pytest.approx(-(left.exp() * left).sum().item(), abs=1e-12)
+    plain = torch.log_softmax(scaled.masked_fill(~kept, -1e30), dim=-1)
+    chosen = plain.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    entropy = -(plain.exp() * plain).sum(-1)
+    upstream = torch.linspace(-1, 2, 8, dtype=torch.float64)
+    found = torch.autograd.grad(
+        fused[0] @ upstream - fused[1] @ upstream.square(), (hidden, weight)
+    )
+    expected = torch.autograd.grad(
+        chosen @ upstream - entropy @ upstream.square(), (hidden, weight)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_top_p_leaves_a_renormalised_support_that_is_replayed() -> None:
+    probabilities = torch.tensor([0.665, 0.245, 0.090], dtype=torch.float64)
+    row, ids = probabilities.log().unsqueeze(0), torch.tensor([0])
+    identity = torch.eye(3, dtype=torch.float64)
+    # top_p = 0.9 keeps the first two, which hold 0.91.
+    kept = Support(rows=torch.tensor([0, 0]), ids=torch.tensor([0, 1]))
+    whole, _ = linear_logprobs(row, identity, ids, temperature=1.0)
+    replayed, _ = linear_logprobs(row, identity, ids, temperature=1.0, support=kept)
+    assert (replayed - whole).item() == pytest.approx(0.094, abs=5e-4)
+    assert replayed.item() == pytest.approx(math.log(0.665 / 0.910))
+
+
+def test_a_support_of_all_tokens_is_no_support() -> None:
+    hidden, weight, ids = problem(9, 4, 20)
+    rows, columns = torch.ones(9, 20).nonzero().unbind(1)
+    support = Support(rows=rows, ids=columns)
+    plain = linear_logprobs(hidden, weight, ids, temperature=1.0, chunk_tokens=4)
+    kept = linear_logprobs(hidden, weight, ids, temperature=1.0, chunk_tokens=4, support=support)
+    assert all(map(torch.equal, kept, plain))
+
+
+def test_a_lone_kept_token_is_certain_and_has_no_gradient() -> None:
+    hidden, weight, ids = problem(6, 4, 20)
+    lone = Support(rows=torch.arange(6), ids=ids)
+    logprobs, entropy = linear_logprobs(
+        hidden, weight, ids, temperature=1.0, support=lone, entropy_gradient=True
+    )
+    found = torch.autograd.grad(logprobs.sum() + entropy.sum(), (hidden, weight))
+    assert logprobs.abs().max() < 1e-6
+    assert entropy.abs().max() < 1e-6
+    assert all(gradient.abs().max() < 1e-6 for gradient in found)
+
+
+# --- the entropy's gradient ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("vocabulary", "chunk_tokens"), [(5, 9), (7, 4), (16, 1), (20, 3)])
+def test_every_tiling_of_the_entropy_passes_gradcheck_in_float64(
+    vocabulary: int, chunk_tokens: int
+) -> None:
+    hidden, weight, ids = problem(5, 3, vocabulary, torch.float64)
+
+    def both(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return linear_logprobs(
+            hidden,
+            weight,
+            ids,
+            temperature=0.7,
+            chunk_tokens=chunk_tokens,
+            entropy_gradient=True,
+        )
+
+    assert torch.autograd.gradcheck(both, (hidden, weight))
+    assert torch.autograd.gradcheck(lambda *pair: both(*pair)[1], (hidden, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_entropys_gradient_is_autograds_on_full_logits(dtype: torch.dtype) -> None:
+    hidden, weight, ids = problem(23, 8, 40, dtype)
+    upstream = torch.linspace(-1, 1, 23)
+    _, entropy = linear_logprobs(
+        hidden, weight, ids, temperature=1.3, chunk_tokens=10, entropy_gradient=True
+    )
+    logprobs = torch.log_softmax((hidden @ weight.T).float() / 1.3, dim=-1)
+    plain = -(logprobs.exp() * logprobs).sum(-1)
+    tolerance = (
+        {"atol": 1e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
+    )
+    found = torch.autograd.grad(entropy @ upstream, (hidden, weight))
+    expected = torch.autograd.grad(plain @ upstream, (hidden, weight))
+    torch.testing.assert_close(found, expected, **tolerance)
+
+
+def test_no_tensor_of_all_logits_is_made_for_the_entropy_or_a_support() -> None:
+    hidden, weight, ids = problem(40, 4, 70)
+    lone = Support(rows=torch.arange(40), ids=ids)
+    with LargestTensor() as largest:
+        outputs = linear_logprobs(
+            hidden,
+            weight,
+            ids,
+            temperature=1.0,
+            chunk_tokens=10,
+            support=lone,
+            entropy_gradient=True,
+        )
+        (outputs[0] + outputs[1]).sum().backward()
     assert largest.numel == weight.numel() < 40 * 70
