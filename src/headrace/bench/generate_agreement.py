@@ -44,10 +44,11 @@ def _of_dtype(plan: GeneratePlan) -> dict[str, float]:
     import torch
 
     from headrace.models.checkpoint import load_decoder
+    from headrace.runtime.devices import CPU
     from headrace.runtime.precision import resolve_dtype
 
     model, kind = Path(plan.model), SHORT_NAMES[plan.dtype]
-    groups = asyncio.run(_sample(plan, load_decoder(model, resolve_dtype(plan.dtype))))
+    groups = asyncio.run(_sample(plan, load_decoder(model, resolve_dtype(plan.dtype, CPU))))
     figures = _figures(
         f"agreement_learner_{kind}", _learner_gaps(load_decoder(model, torch.float32), groups)
     )

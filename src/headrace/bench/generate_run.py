@@ -53,9 +53,10 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
     from headrace.compute import ComputeThread
     from headrace.models.checkpoint import load_decoder
     from headrace.models.weights import weight_update
+    from headrace.runtime.devices import CPU
     from headrace.runtime.precision import resolve_dtype
 
-    dtype = resolve_dtype(plan.dtype)
+    dtype = resolve_dtype(plan.dtype, CPU)
     decoder = load_decoder(Path(plan.model), dtype)
     tensors = {name: weight.detach() for name, weight in decoder.named_parameters()}
     update = weight_update(0, tensors)
@@ -124,11 +125,12 @@ def _linear_seconds(plan: GeneratePlan, model: Path) -> float:
 
     from headrace.generators.torch_engine.products import FusedProducts
     from headrace.models.checkpoint import load_decoder
+    from headrace.runtime.devices import CPU
     from headrace.runtime.precision import resolve_dtype
 
-    dtype = resolve_dtype(plan.dtype)
+    dtype = resolve_dtype(plan.dtype, CPU)
     decoder = load_decoder(model, dtype)
-    products = FusedProducts(decoder, dtype, torch.device("cpu"), is_quantized=plan.dtype == "int8")
+    products = FusedProducts(decoder, dtype, CPU, is_quantized=plan.dtype == "int8")
     with torch.no_grad():
         products.load({name: weight.detach() for name, weight in decoder.named_parameters()})
 

@@ -55,13 +55,14 @@ def requests(plan: GeneratePlan, vocabulary: int, seed: int) -> list[GenerationR
 def engine_of(plan: GeneratePlan, config: DecoderConfig, compute: ComputeThread) -> TorchGenerator:
     """Return the torch engine that samples ``plan``; nobody reads its texts."""
     from headrace.generators import TorchGenerator
+    from headrace.runtime.devices import CPU
     from headrace.runtime.precision import resolve_dtype
 
     return TorchGenerator(
         config,
         decode=lambda _: "",
         compute=compute,
-        dtype=resolve_dtype(plan.dtype),
+        dtype=resolve_dtype(plan.dtype, CPU),
         max_concurrent_rollouts=plan.max_concurrent_rollouts,
         is_quantized=plan.dtype == "int8",
     )

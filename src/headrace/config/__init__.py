@@ -21,7 +21,7 @@ from headrace.config.load import check_config, dump_config, load_config, parse_c
 from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
 from headrace.config.problems import CheckedRecipe
-from headrace.config.run import RunConfig
+from headrace.config.run import DeviceName, RunConfig
 from headrace.config.verifier import (
     ComponentConfig,
     ExactConfig,
@@ -37,6 +37,7 @@ __all__ = [
     "CheckpointConfig",
     "ComponentConfig",
     "DataConfig",
+    "DeviceName",
     "EngineName",
     "EvaluationConfig",
     "ExactConfig",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
@@ -19,6 +20,8 @@ from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
 from headrace.config.section import Section
 from headrace.config.verifier import VerifierConfig
+
+DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
 class RunConfig(Section):
@@ -40,6 +43,8 @@ class RunConfig(Section):
     """The bound eta on staleness, in optimizer steps; 0 is synchronous."""
     num_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of generator and learner; null takes every core."""
+    device: DeviceName = "auto"
+    """Where learner and torch engine compute. ``auto``: on a CUDA device if there is one."""
     model: ModelConfig
     """The policy."""
     data: DataConfig

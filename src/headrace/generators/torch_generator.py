@@ -205,11 +205,14 @@ async def _waited_for(done: concurrent.futures.Future[None]) -> None:
 
 def default_cache_bytes(device: torch.device) -> int:
     """Return `MEMORY_SHARE` of the memory that is free on ``device``."""
+    return int(MEMORY_SHARE * (free_memory(device) or UNKNOWN_MEMORY))
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that are free on ``device``; None where the machine does not say."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    else:
-        free = available_memory() or UNKNOWN_MEMORY
-    return int(MEMORY_SHARE * free)
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory()
 
 
 def _some(names: set[str]) -> str:

@@ -16,6 +16,7 @@ import torch
 from headrace import __version__
 from headrace.errors import ModelError
 from headrace.models.catalogue import BUNDLED, FETCHABLE, cache_directory, resolve_model
+from headrace.runtime.devices import CPU
 from headrace.runtime.engines import SGLANG_REMEDY, missing_engine, vllm_remedy, vllm_version
 from headrace.runtime.precision import has_native_bfloat16
 
@@ -60,7 +61,7 @@ def _machine() -> Iterator[Finding]:
         present=True,
         detail=f"{__version__}, Python {platform.python_version()}, torch {torch.__version__}",
     )
-    bfloat16 = "native bfloat16" if has_native_bfloat16() else "bfloat16 emulated, use float32"
+    bfloat16 = "native bfloat16" if has_native_bfloat16(CPU) else "bfloat16 emulated, use float32"
     yield Finding(
         name="processor",
         present=True,
@@ -81,7 +82,7 @@ def _accelerators() -> Iterator[Finding]:
             name=f"cuda:{index}",
             present=True,
             detail=f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB; "
-            "this version does not use it",
+            + ("learner and torch engine compute here" if index == 0 else "not used"),
         )
 
 

@@ -16,6 +16,7 @@ from headrace.controller import evaluate_prompts
 from headrace.errors import ConfigError, VerifierFailure
 from headrace.models.checkpoint import load_decoder
 from headrace.models.weights import weight_update
+from headrace.runtime.devices import engine_device
 from headrace.runtime.local import CLOSE_SECONDS, build_generator, evaluation_plan
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
@@ -44,9 +45,8 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
         raise ConfigError(msg)
     config = prepared.config
     torch.set_num_threads(1)  # the compute thread has the cores
-    decoder = await asyncio.to_thread(
-        load_decoder, prepared.model.directory, resolve_dtype(config.generator.dtype)
-    )
+    dtype = resolve_dtype(config.generator.dtype, engine_device(config))
+    decoder = await asyncio.to_thread(load_decoder, prepared.model.directory, dtype)
 
     async def export() -> WeightUpdate:
         tensors = {name: parameter.detach() for name, parameter in decoder.named_parameters()}

@@ -40,6 +40,7 @@ from headrace.monitors import (
 )
 from headrace.roles import Generator, Monitor
 from headrace.runtime import run_files
+from headrace.runtime.devices import engine_device, resolve_device
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.types import RunEvent, SamplingParams
@@ -63,11 +64,13 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         """Fill in what the recipe leaves to the machine, or to the run that is resumed."""
+        device = resolve_device(self.prepared.config.device)
         config = run_files.resolved(
             self.output,
             self.prepared.config,
+            device="cuda" if device.type == "cuda" else "cpu",
             num_threads=os.cpu_count() or 1,
-            max_cache_gib=round(default_cache_bytes(torch.device("cpu")) / 2**30, 3),
+            max_cache_gib=round(default_cache_bytes(device) / 2**30, 3),
         )
         self.prepared = replace(self.prepared, config=config)
 
@@ -187,14 +190,15 @@ class LocalRun:
 
     def _learner(self, num_steps: int, compute: ComputeThread) -> TorchLearner:
         config, model = self.prepared.config, self.prepared.model
+        device = resolve_device(config.device)
         return TorchLearner(
-            load_decoder(model.directory),
+            load_decoder(model.directory, device=device),
             PolicySource(directory=model.directory, hf_config=model.hf_config),
             config,
             num_updates=num_steps * config.learner.num_minibatches,
             compute=compute,
-            compute_dtype=resolve_dtype(config.learner.compute_dtype),
-            export_dtype=resolve_dtype(config.generator.dtype),
+            compute_dtype=resolve_dtype(config.learner.compute_dtype, device),
+            export_dtype=resolve_dtype(config.generator.dtype, engine_device(config)),
         )
 
     def _plan(self, num_steps: int, step: int, version: int) -> Plan:
@@ -238,7 +242,7 @@ def _takes_cores(engine: EngineName) -> bool:
         case "torch":
             return True
         case "vllm":
-            return not torch.cuda.is_available()
+            return resolve_device("auto").type == "cpu"
         case "sglang":
             return False
         case _:
@@ -266,12 +270,13 @@ def build_generator(prepared: PreparedRun, compute: ComputeThread) -> Generator:
 
 def _torch_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGenerator:
     config, model = prepared.config.generator, prepared.model
-    cache = config.max_cache_gib
+    cache, device = config.max_cache_gib, engine_device(prepared.config)
     return TorchGenerator(
         model.decoder_config,
         decode=model.tokenizer.decode,
         compute=compute,
-        dtype=resolve_dtype(config.dtype),
+        dtype=resolve_dtype(config.dtype, device),
+        device=device,
         is_quantized=config.dtype == "int8",
         max_concurrent_rollouts=config.max_concurrent_rollouts,
         max_prefill_tokens=config.max_prefill_tokens,
@@ -308,7 +313,7 @@ def _vllm_generator(prepared: PreparedRun, compute: ComputeThread) -> VllmGenera
         on_update=config.on_update,
         settings=VllmSettings(
             model=model.directory,
-            dtype=resolve_dtype(config.dtype),
+            dtype=resolve_dtype(config.dtype, engine_device(prepared.config)),
             options=config.vllm,
             max_concurrent_rollouts=config.max_concurrent_rollouts,
             max_prefill_tokens=config.max_prefill_tokens,

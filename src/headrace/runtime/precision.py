@@ -1,4 +1,4 @@
-"""Which number format ``auto`` stands for on this machine."""
+"""Which number format ``auto`` stands for on a device."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _DTYPES = {
 }
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a config value.
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the torch dtype of a config value, for computing on ``device``.
 
     ``auto`` is bfloat16 where the hardware multiplies in it. A processor without such instructions
     emulates them, slower than fp32. ``int8`` is of matrices alone; this is that of all the rest,
     as with ``auto``.
     """
     if name in {"auto", "int8"}:
-        return torch.bfloat16 if has_native_bfloat16() else torch.float32
+        return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
     return _DTYPES[name]
 
 
-def has_native_bfloat16() -> bool:
-    """Whether matrix products in bfloat16 are faster than in fp32 here."""
-    if torch.cuda.is_available():
+def has_native_bfloat16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 are faster than in fp32 on ``device``."""
+    if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     path = Path("/proc/cpuinfo")
     flags = path.read_text(encoding="utf-8").split() if path.is_file() else []

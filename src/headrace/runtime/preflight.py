@@ -28,12 +28,12 @@ from headrace.config.sglang_rules import is_api_key
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.generators.torch_engine.kv_cache import block_bytes
-from headrace.generators.torch_generator import BLOCK_SIZE
-from headrace.host import available_memory
+from headrace.generators.torch_generator import BLOCK_SIZE, free_memory
 from headrace.models.catalogue import BUNDLED, FETCHABLE, resolve_model
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
+from headrace.runtime.devices import engine_device, missing_device, resolve_device
 from headrace.runtime.engines import missing_engine
 from headrace.runtime.precision import resolve_dtype
 from headrace.types import Message, SamplingParams
@@ -91,11 +91,12 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
         with _collect(found):
             found.model = _prepare_model(recipe)
             found.notes += _model_notes(found.model)
-            if not recipe.faulty:
+            if not recipe.faulty and not missing_device(config.device):
                 found.notes += _memory_notes(config, found.model.decoder_config)
             found.problems += _sampling_problems(recipe, found.model)
             found.problems += _length_problems(recipe, found.model)
             check_weights(found.model.directory, found.model.decoder_config)
+    found.problems += _device_problems(recipe)
     found.problems += _engine_problems(recipe)
     for name, component in config.verifier.components.items():
         if isinstance(component, FunctionConfig):
@@ -155,6 +156,13 @@ def _recorded(config: RunConfig, model: PreparedModel) -> RunConfig:
     if config.model.path in BUNDLED or config.model.path in FETCHABLE:
         return config
     return config.model_copy(update={"model": ModelConfig(path=str(model.directory))})
+
+
+def _device_problems(recipe: CheckedRecipe) -> Iterator[str]:
+    device = recipe.config.device
+    missing = missing_device(device) if recipe.knows("device") else None
+    if missing:
+        yield f'device = "{device}": {missing}'
 
 
 def _engine_problems(recipe: CheckedRecipe) -> Iterator[str]:
@@ -226,8 +234,8 @@ def _model_notes(model: PreparedModel) -> Iterator[str]:
 
 
 def _memory_notes(config: RunConfig, decoder: DecoderConfig) -> Iterator[str]:
-    """Compare an estimate with the machine's memory: weights, gradients, moments, copies, cache."""
-    available = available_memory()
+    """Compare an estimate with the device's memory: weights, gradients, moments, copies, cache."""
+    available = free_memory(resolve_device(config.device))
     needed = _needed_bytes(config, decoder)
     if available is not None and needed > available:
         yield (
@@ -351,9 +359,10 @@ def _cache_problems(found: Preflight) -> Iterator[str]:
     if limit is None or found.model is None or config.engine != "torch":
         return
     settled = (("generator", "engine"), ("generator", "dtype"), ("sampling",), ("eval",))
-    if not all(recipe.knows(*path) for path in settled):
+    if not all(recipe.knows(*path) for path in settled) or missing_device(recipe.config.device):
         return
-    block = block_bytes(found.model.decoder_config, BLOCK_SIZE, resolve_dtype(config.dtype))
+    device = engine_device(recipe.config)
+    block = block_bytes(found.model.decoder_config, BLOCK_SIZE, resolve_dtype(config.dtype, device))
     held = int(limit * 2**30) // block * BLOCK_SIZE
     sections = (recipe.config.sampling, recipe.config.eval_sampling)
     names = ("sampling", "sampling" if recipe.config.eval.sampling is None else "eval.sampling")

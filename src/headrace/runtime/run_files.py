@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.config import FunctionConfig, RunConfig, dump_config
+from headrace.config import DeviceName, FunctionConfig, RunConfig, dump_config
 from headrace.errors import RunDirectoryError
 from headrace.monitors.run_directory import replace_file
 from headrace.types import Prompt
@@ -64,12 +64,18 @@ def create(directory: Path, config: RunConfig) -> None:
 
 
 def resolved(
-    directory: Path, config: RunConfig, *, num_threads: int, max_cache_gib: float
+    directory: Path,
+    config: RunConfig,
+    *,
+    device: DeviceName,
+    num_threads: int,
+    max_cache_gib: float,
 ) -> RunConfig:
     """Return ``config`` with what it leaves to the machine filled in.
 
-    A run that is resumed goes on with what it was begun with, also on another machine: both decide
-    in which order numbers are added up, and so its last bits.
+    A run that is resumed goes on with the threads and the cache that it was begun with, also on
+    another machine: both decide in which order numbers are added up, and so its last bits. Another
+    ``device`` is another run.
     """
     before = _recorded(directory) or {}
     threads = before.get("num_threads") or num_threads
@@ -78,7 +84,11 @@ def resolved(
     if generator.max_cache_gib is None and generator.engine == "torch":
         generator = generator.model_copy(update={"max_cache_gib": cache})
     return config.model_copy(
-        update={"num_threads": config.num_threads or threads, "generator": generator}
+        update={
+            "device": device,
+            "num_threads": config.num_threads or threads,
+            "generator": generator,
+        }
     )
 
 

@@ -8,6 +8,7 @@ from lab import Lab
 from headrace.config import check_config
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
+from headrace.runtime.devices import CPU
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import Preflight, preflight
 
@@ -43,7 +44,7 @@ def test_the_cache_is_enough_from_the_very_block_that_the_longest_rollout_needs(
     num_blocks = -(-tokens // BLOCK_SIZE)
     settings = (f"generator.dtype={dtype}", "sampling.max_tokens=40")
     config = found(lab).require().model.decoder_config
-    block = block_bytes(config, BLOCK_SIZE, resolve_dtype(dtype)) / 2**30
+    block = block_bytes(config, BLOCK_SIZE, resolve_dtype(dtype, CPU)) / 2**30
     assert found(lab, *settings, f"generator.max_cache_gib={num_blocks * block!r}").problems == []
     too_small = f"generator.max_cache_gib={num_blocks * block * 0.999!r}"
     problems = found(lab, *settings, too_small).problems

@@ -22,6 +22,7 @@ from headrace.generators.torch_engine.invariant.runner import InvariantRunner
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.learners import TorchLearner
+from headrace.runtime.devices import CPU
 from headrace.runtime.local import LocalRun, compute_threads
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
@@ -283,7 +284,7 @@ def test_matrices_are_held_in_eight_bits_where_the_recipe_says_so(
 
     assert runner._products._head.form._weight.dtype == held
     if name == "int8":
-        assert runner._cache.dtype == resolve_dtype("auto")
+        assert runner._cache.dtype == resolve_dtype("auto", CPU)
 
 
 def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Prepare) -> None:
@@ -351,8 +352,8 @@ def test_no_thread_is_kept_for_an_engine_that_computes_elsewhere(
     has_gpu: bool,
     expected: tuple[int, int],
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     config = prepare("num_threads=3", "max_staleness=1", NO_EVALUATION).config
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     generator = config.generator.model_copy(update={"engine": engine})
 
     async def threads() -> tuple[int, int]:
