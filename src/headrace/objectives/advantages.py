@@ -42,8 +42,8 @@ def advantages(
 
     ``lengths`` are the trained tokens of each rollout. A group estimator looks at one group at a
     time. REINFORCE++ (arXiv:2501.03262) normalises over the rollouts of the whole batch:
-    ``reinforce_pp`` by mean and std of the rewards (section 3.1), ``reinforce_pp_baseline`` by the
-    std of R - mean of the group, whose mean over the batch is 0 already (section 3.2). The std is
+    ``reinforce_pp`` by mean and std of the rewards, ``reinforce_pp_baseline`` by the
+    std of R - mean of the group, whose mean over the batch is 0 already. The std is
     that of a sample (n - 1).
     """
     match estimator:
@@ -81,9 +81,9 @@ def group_advantages(
 
     ``grpo``: (R - mean) / std (arXiv:2402.03300, section 4.1); the std is that of a sample (n - 1),
     as in TRL and torch.std, where the paper says only "std". ``dr_grpo``: R - mean
-    (arXiv:2503.20783). ``rloo``: R - mean of the others (arXiv:2402.14740, equation 8).
+    (arXiv:2503.20783). ``rloo``: R - mean of the others (arXiv:2402.14740).
     ``rloo_std``: that over the std of the whole group; the std of the others alone can be 0 where
-    the group has a spread. ``opo``: R - sum(length R) / sum(length) (arXiv:2505.23585, equation 6),
+    the group has a spread. ``opo``: R - sum(length R) / sum(length) (arXiv:2505.23585),
     for which ``lengths`` are the trained tokens of each rollout; None: all alike.
 
     So |A| <= (n - 1) / sqrt(n) for ``grpo``, sqrt(n) for ``rloo_std``, and max - min of the

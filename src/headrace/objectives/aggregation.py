@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias, assert_never
 import torch
 from torch import Tensor
 
+from headrace.objectives.segments import Segments
+
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 
 
@@ -65,3 +67,35 @@ def aggregate_loss(
     """
     selected = torch.where(loss_mask, token_objective, 0.0)
     return -(selected * weights[rollout_index]).sum()
+
+
+def without_rejected(
+    weights: Tensor,
+    *,
+    segments: Segments,
+    kept: Tensor,
+    aggregation: Aggregation,
+    max_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """Return token weights [N] among the ``kept`` and the share of the denominator that left it.
+
+    For losses whose denominator does not count rejected tokens. Which ones are is known batch part
+    by batch part, so the rest is left to the end: sum the shares of all parts to S, and multiply
+    the loss by 1 / (1 - S). ``weights``: [N] as of `aggregation_weights`; ``kept``: [N] bool, the
+    trained tokens that stay. ``token``: S counts the rejected tokens. ``sequence`` and
+    ``constant``: S counts the rollouts that lost all of theirs; with ``sequence`` the others' means
+    are over the tokens they kept.
+    """
+    trained = torch.where(segments.loss_mask, weights, 0.0)
+    left = segments.restricted(kept).lengths
+    gone = (left == 0) & (segments.lengths > 0)
+    match aggregation:
+        case "token":
+            return trained, torch.where(kept, 0.0, trained).sum()
+        case "sequence":
+            share = (segments.sum(trained) * gone).sum()
+            return trained * segments.spread(segments.lengths / left.clamp(min=1)), share
+        case "constant":
+            return trained, (segments.mean(trained) * gone).sum() * max_tokens
+        case _:
+            assert_never(aggregation)

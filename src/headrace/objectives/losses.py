@@ -35,7 +35,7 @@ def ppo_clip(
 
     r = exp(log_ratio). Schulman et al. 2017 (arXiv:1707.06347), equation 7, with the asymmetric
     bounds of DAPO (arXiv:2503.14476, equation 8). With ``dual_clip`` c > 1 it is at least c A where
-    A < 0 (Ye et al. 2020, arXiv:1912.09729, equation 5). ``log_ratio``, ``advantages``: [N];
+    A < 0 (Ye et al. 2020, arXiv:1912.09729). ``log_ratio``, ``advantages``: [N];
     ``loss_mask``: [N] bool. A clipped token has no gradient, and neither has one of advantage 0.
     Both hold for a ratio that overflows too, which is why this selects instead of calling
     `torch.minimum`: that one's gradient would be 0 * inf.
@@ -60,7 +60,7 @@ def ppo_clip(
 def reinforce(logprobs: Tensor, advantages: Tensor, *, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return q A, and that nothing is clipped.
 
-    Williams 1992, "Simple Statistical Gradient-Following Algorithms", equation 4. No ratio takes
+    Williams 1992, "Simple Statistical Gradient-Following Algorithms". No ratio takes
     part: what another policy sampled is made up for by an importance weight or not at all.
     """
     zero = logprobs.new_zeros(())
@@ -79,7 +79,7 @@ def cispo(
 ) -> tuple[Tensor, Tensor]:
     """Return sg(clip(r, min_ratio, max_ratio)) A q and where the clip took over.
 
-    MiniMax-M1 (arXiv:2506.13585, equations 4 and 5): the ratio is a bounded constant, so a token
+    MiniMax-M1 (arXiv:2506.13585): the ratio is a bounded constant, so a token
     beyond the bounds keeps its gradient. ``min_ratio`` 0 bounds it from above alone.
     """
     ratio = torch.where(loss_mask, log_ratio.detach(), 0.0).exp()
@@ -98,7 +98,7 @@ def sapo(
 ) -> tuple[Tensor, Tensor]:
     """Return (4 / tau) sigmoid(tau (r - 1)) A, and that nothing is clipped.
 
-    Soft Adaptive Policy Optimization (arXiv:2511.20347, equations 5 and 6); tau is ``tau_positive``
+    Soft Adaptive Policy Optimization (arXiv:2511.20347); tau is ``tau_positive``
     where A > 0 and ``tau_negative`` elsewhere. The gate's gradient is 1 at r = 1 and fades smoothly
     on both sides.
     """

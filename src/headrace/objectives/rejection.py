@@ -40,12 +40,7 @@ def within_divergence(
     gaps = torch.where(mask, gaps, gaps.new_zeros(()))
     match divergence:
         case "k1":
-            if reduction == "max":
-                ratio = gaps.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp()
-                return ~segments.any((ratio > high) | (ratio < low))
-            reduced = segments.sum(gaps) if reduction == "sum" else segments.mean(gaps)
-            ratio = reduced.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp()
-            return ~((ratio > high) | (ratio < low))
+            return _ratio_within(gaps, segments, reduction, low, high)
         case "k2":
             values = gaps.square() / 2
         case "k3":
@@ -61,6 +56,16 @@ def within_divergence(
             return ~segments.any(values > high)
         case _:
             assert_never(reduction)
+
+
+def _ratio_within(
+    gaps: Tensor, segments: Segments, reduction: Reduction, low: float, high: float
+) -> Tensor:
+    if reduction != "max":
+        gaps = segments.sum(gaps) if reduction == "sum" else segments.mean(gaps)
+    ratio = gaps.clamp(-LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT).exp()
+    outside = (ratio > high) | (ratio < low)
+    return ~(segments.any(outside) if reduction == "max" else outside)
 
 
 @torch.no_grad()
@@ -96,7 +101,7 @@ def on_policy_enough(
 def second_moment_limit(gaps: Tensor, *, threshold: float) -> float:
     """Return the largest (mu - p)^2 that may stay so that the mean of what stays is in bounds.
 
-    M2PO (arXiv:2510.01161, section 4): tokens with the largest (mu - p)^2 are masked until the
+    M2PO (arXiv:2510.01161): tokens with the largest (mu - p)^2 are masked until the
     mean of the rest is at most ``threshold``. ``gaps``: [K] of every token that shares a
     gradient, for the choice is made over all of them. Equal squares stay or go together, so the
     order of the tokens decides nothing. 0 at least: a token whose log-probs agree always stays.

@@ -57,7 +57,7 @@ def gmpo(
 ) -> tuple[Tensor, Tensor]:
     """Return A times the geometric mean of a rollout's clipped token ratios, and the clipped ones.
 
-    Geometric-Mean Policy Optimization (arXiv:2507.20673, equation 4), in log space: q - p is
+    Geometric-Mean Policy Optimization (arXiv:2507.20673), in log space: q - p is
     clipped at ``clip_high`` where A > 0 and at ``-clip_low`` where A < 0, then averaged. The bounds
     are on the log-ratio: 0.4 stands for (e^-0.4, e^0.4). A clipped token has no gradient of its
     own and still counts in the mean.

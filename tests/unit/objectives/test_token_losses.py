@@ -84,7 +84,7 @@ def literal_gmpo(rollout: Rollout, t: int) -> float:
     product = 1.0
     for token in rollout:
         clipped = bounded(ratio(token), math.exp(-0.4), math.exp(0.3))
-        # Equation 4 raises to the sign, so that the smaller one is the more cautious one.
+        # The paper raises to the sign, so that the smaller one is the more cautious one.
         product *= min(ratio(token) ** sign, clipped**sign)
     return product ** (sign / len(rollout)) * advantage
 
