@@ -105,7 +105,8 @@ def _learner_gaps(decoder: Decoder, groups: Sequence[RolloutGroup]) -> list[Tens
     import torch
 
     from headrace.learners.loss import token_logprobs
-    from headrace.learners.packing import TrainingGroup, TrainingRow, microbatches
+    from headrace.learners.packing import microbatches
+    from headrace.learners.selection import TrainingGroup, TrainingRow
 
     rows = [
         TrainingGroup(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute import ComputeThread
-from headrace.config import RunConfig
+from headrace.config import PpoClipLoss, RunConfig
 from headrace.learners import PolicySource, TorchLearner
 from headrace.models.checkpoint import load_decoder
 from headrace.models.hf_files import read_hf_config
@@ -35,11 +35,13 @@ def gradient_relative_error(
     ``directory`` holds the policy that sampled ``groups``.
     """
     ours = learner_gradient(directory, config, groups)
+    loss = config.objective.loss
+    assert isinstance(loss, PpoClipLoss), "which is what the plain version computes"
     plain = plain_gradient(
         directory,
         groups,
-        clip_low=config.objective.clip_low,
-        clip_high=config.objective.clip_high,
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
         temperature=config.sampling.temperature,
     )
     return relative_error(ours, plain)

@@ -1,5 +1,6 @@
 """RunConfig: what a run depends on. pydantic, frozen, torch-free; TOML in, JSON out."""
 
+from headrace.config.correction import CorrectionConfig, RejectionConfig, WeightConfig
 from headrace.config.data import (
     DataConfig,
     HuggingFaceDiskSource,
@@ -16,10 +17,22 @@ from headrace.config.generator import (
     SGLangConfig,
     VllmConfig,
 )
-from headrace.config.learner import LearnerConfig, ObjectiveConfig, OptimizerConfig
+from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.load import check_config, dump_config, load_config, parse_config
 from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
+from headrace.config.objective import (
+    CispoLoss,
+    DppoTvLoss,
+    GmpoLoss,
+    GspoLoss,
+    LossConfig,
+    ObjectiveConfig,
+    OverlongConfig,
+    PpoClipLoss,
+    ReinforceLoss,
+    SapoLoss,
+)
 from headrace.config.problems import CheckedRecipe
 from headrace.config.run import DeviceName, RunConfig
 from headrace.config.verifier import (
@@ -35,32 +48,44 @@ from headrace.config.verifier import (
 __all__ = [
     "CheckedRecipe",
     "CheckpointConfig",
+    "CispoLoss",
     "ComponentConfig",
+    "CorrectionConfig",
     "DataConfig",
     "DeviceName",
+    "DppoTvLoss",
     "EngineName",
     "EvaluationConfig",
     "ExactConfig",
     "Extraction",
     "FunctionConfig",
     "GeneratorConfig",
+    "GmpoLoss",
+    "GspoLoss",
     "HuggingFaceDiskSource",
     "JsonlSource",
     "LearnerConfig",
+    "LossConfig",
     "MathConfig",
     "ModelConfig",
     "MonitorConfig",
     "NumericConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "OverlongConfig",
     "ParquetSource",
+    "PpoClipLoss",
     "ReasoningGymSource",
+    "ReinforceLoss",
+    "RejectionConfig",
     "RunConfig",
     "SGLangConfig",
     "SamplingConfig",
+    "SapoLoss",
     "SourceConfig",
     "VerifierConfig",
     "VllmConfig",
+    "WeightConfig",
     "check_config",
     "dump_config",
     "load_config",

@@ -1,4 +1,4 @@
-"""`[objective]` and `[learner]`: how the policy is updated."""
+"""`[learner]`: how the policy is updated."""
 
 from __future__ import annotations
 
@@ -10,35 +10,6 @@ from headrace.config.section import Section
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 """Share of a moment that is kept at an update; at 1 nothing new would ever come in."""
-
-
-class ObjectiveConfig(Section):
-    """The loss. docs/DESIGN.md names the symbols."""
-
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """``grpo``: (R - mean) / std; ``dr_grpo``: R - mean; ``rloo``: R - mean of the others."""
-    loss: Literal["ppo_clip"] = "ppo_clip"
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)."""
-    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
-    """Lower distance of the clip from 1."""
-    clip_high: float = Field(default=0.2, ge=0.0)
-    """Upper distance of the clip from 1."""
-    proximal: Literal["generator", "recompute"] = "generator"
-    """Denominator of the ratio r: the log-probs the generator reported, or the learner's own
-    forward pass before the first update of the step."""
-    correction: Literal["none", "tis"] = "none"
-    """What a token counts that another distribution than the learner's sampled (older weights,
-    coarser arithmetic). ``tis``: min(e^(p - mu), correction_bound), with p recomputed; applies to
-    the clipped term, not to the KL term, and changes no denominator. Needs
-    ``proximal = "recompute"`` and sampling from the whole vocabulary."""
-    correction_bound: float = Field(default=2.0, gt=0.0, le=1e8)
-    """Largest weight of ``tis``. Weights are finite because they end at e^20 = 4.9e8, so a bound
-    beyond that would bound nothing."""
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Divide the sum by all tokens of the batch, by each rollout's tokens and then the rollouts,
-    or by rollouts times ``sampling.max_tokens``."""
-    kl_coefficient: float = Field(default=0.0, ge=0.0)
-    """Weight of the k3 estimate of KL(policy || start) in the loss; 0 keeps no reference model."""
 
 
 class OptimizerConfig(Section):

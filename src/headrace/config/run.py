@@ -15,9 +15,11 @@ from headrace.config.data import DataConfig
 from headrace.config.engine_rules import engine_refusals
 from headrace.config.evaluation import EvaluationConfig
 from headrace.config.generator import GeneratorConfig, SamplingConfig
-from headrace.config.learner import LearnerConfig, ObjectiveConfig
+from headrace.config.learner import LearnerConfig
 from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
+from headrace.config.objective import ObjectiveConfig
+from headrace.config.objective_rules import ObjectiveSetting, objective_refusals
 from headrace.config.section import Section
 from headrace.config.verifier import VerifierConfig
 
@@ -90,8 +92,17 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
             text="num_steps, num_epochs: give exactly one of them, to say how long to train",
         )
     yield from _data_contradictions(config)
-    yield from _objective_contradictions(config)
     yield from _staleness_contradictions(config)
+    setting = ObjectiveSetting(
+        objective=config.objective,
+        sampling=config.sampling,
+        group_size=config.group_size,
+        groups_per_step=config.groups_per_step,
+        num_minibatches=config.learner.num_minibatches,
+        max_staleness=config.max_staleness,
+    )
+    for keys, text in objective_refusals(setting):
+        yield Contradiction(keys=keys, text=text)
     sampling = {"sampling": config.sampling}
     if config.eval.sampling is not None:
         sampling["eval.sampling"] = config.eval.sampling
@@ -112,74 +123,6 @@ def _data_contradictions(config: RunConfig) -> Iterator[Contradiction]:
         )
 
 
-def _objective_contradictions(config: RunConfig) -> Iterator[Contradiction]:
-    advantage, sampling = config.objective.advantage, config.sampling
-    if config.group_size == 1:
-        yield Contradiction(
-            keys=("group_size", "objective.advantage"),
-            text=f'group_size = 1 with objective.advantage = "{advantage}": a group of one has no '
-            "spread, so nothing could be learned; use group_size >= 2",
-        )
-    if sampling.temperature == 0.0:
-        yield Contradiction(
-            keys=("sampling.temperature",),
-            text="sampling.temperature = 0: every rollout of a group would be the same; train "
-            "with a temperature above 0 (eval.greedy measures greedy decoding)",
-        )
-    yield from _correction_contradictions(config.objective)
-    yield from _support_contradictions(sampling, config.objective)
-
-
-def _correction_contradictions(objective: ObjectiveConfig) -> Iterator[Contradiction]:
-    correction, bound = objective.correction, objective.correction_bound
-    if correction != "none" and objective.proximal == "generator":
-        yield Contradiction(
-            keys=("objective.correction", "objective.proximal"),
-            text=f'objective.correction = "{correction}" with objective.proximal = "generator": '
-            "the proximal log-probs would be the generator's own and every weight 1; set "
-            'objective.proximal = "recompute" or objective.correction = "none"',
-        )
-    if correction == "none" and bound != ObjectiveConfig().correction_bound:
-        yield Contradiction(
-            keys=("objective.correction_bound", "objective.correction"),
-            text=f'objective.correction_bound = {bound:g} with objective.correction = "none": '
-            'nothing reads this bound; remove it or set objective.correction = "tis"',
-        )
-
-
-def _support_contradictions(
-    sampling: SamplingConfig, objective: ObjectiveConfig
-) -> Iterator[Contradiction]:
-    """Say which settings leave the generator fewer tokens than the learner sums over.
-
-    That biases whatever compares the two: a ratio to the generator's log-probs, or a weight.
-    """
-    value: str
-    if objective.correction != "none":
-        key, value, what, instead = "correction", objective.correction, "weights", "none"
-    elif objective.proximal == "generator":
-        key, value, what, instead = "proximal", objective.proximal, "ratio", "recompute"
-    else:
-        return
-    filters, masks = ("top_p", "top_k", "min_p"), ("allowed_token_ids", "banned_token_ids")
-    params = sampling.params(())
-    biased = (
-        f'with objective.{key} = "{value}": the learner\'s log-probs cover the whole vocabulary '
-        f"and the generator's only the tokens that could be sampled, so the {what} would be "
-        f'biased; sample without them or set objective.{key} = "{instead}"'
-    )
-    # Without a model its end-of-sequence ids are not known, and min_tokens is there to ban them.
-    for names, is_on in (
-        (filters, params.truncates),
-        (("min_tokens", *masks), params.masks or params.min_tokens > 0),
-    ):
-        if is_on:
-            keys = tuple(f"sampling.{name}" for name in names)
-            yield Contradiction(
-                keys=(*keys, f"objective.{key}"), text=f"sampling.{', '.join(names)} {biased}"
-            )
-
-
 def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:
     minibatches, bound = config.learner.num_minibatches, config.max_staleness
     if minibatches - 1 > bound:
@@ -188,22 +131,6 @@ def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             text=f"learner.num_minibatches = {minibatches} with max_staleness = {bound}: the last "
             f"minibatch is {minibatches - 1} updates stale; set max_staleness >= "
             f"{minibatches - 1} or num_minibatches = {bound + 1}",
-        )
-    objective = config.objective
-    is_unweighted = objective.proximal == "recompute" and objective.correction == "none"
-    if is_unweighted and bound > minibatches - 1:
-        yield Contradiction(
-            keys=(
-                "objective.proximal",
-                "objective.correction",
-                "max_staleness",
-                "learner.num_minibatches",
-            ),
-            text='objective.proximal = "recompute" and objective.correction = "none" with '
-            f"max_staleness = {bound} and learner.num_minibatches = {minibatches}: rollouts of "
-            "older policies would be trained on as if they were new, since nothing weighs them "
-            'against the policy that sampled them; set objective.correction = "tis", '
-            f'max_staleness = {minibatches - 1} or objective.proximal = "generator"',
         )
     if minibatches > config.groups_per_step:
         yield Contradiction(

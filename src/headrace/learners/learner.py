@@ -2,7 +2,8 @@
 
 fp32 master weights, AdamW, one global denominator a minibatch. Owns invariant 10 (a non-finite
 gradient changes nothing and is counted; several in a row stop the run) and counts what it leaves
-out because it cannot change the gradient. All torch work runs on one compute thread.
+out because it cannot change the gradient. All torch work runs on one compute thread. What a step
+is made of is in `minibatch`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,29 @@ from torch import Tensor
 from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.errors import DivergedError, NoSignalError
-from headrace.learners.loss import LossSums, microbatch_loss, token_logprobs
+from headrace.learners.loss import LossSetting, microbatch_loss, token_logprobs
+from headrace.learners.metrics import LossSums, loss_figures
+from headrace.learners.minibatch import Minibatch, drop_rejected, plan_minibatch
 from headrace.learners.optimizer import (
     UpdateOutcome,
     apply_update,
     build_optimizer,
     learning_rate,
 )
-from headrace.learners.packing import Microbatch, Selection, microbatches, select
+from headrace.learners.packing import Microbatch, microbatches
+from headrace.learners.selection import (
+    ScoredGroup,
+    TrainingGroup,
+    less_overlong,
+    score,
+    select,
+    trained_rewards,
+)
 from headrace.learners.state import LearnerCounters, load_state, save_state
 from headrace.models.decoder import Decoder
 from headrace.models.weights import weight_update
-from headrace.objectives.importance import effective_sample_share
+from headrace.objectives.advantages import Rewards
+from headrace.objectives.kl import k1
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 T = TypeVar("T")
@@ -128,40 +140,82 @@ class TorchLearner:
         return await asyncio.wrap_future(self._compute.submit(work))
 
     def _step(self, groups: Sequence[RolloutGroup]) -> StepResult:
-        plans = [self._plan(part) for part in _parts(groups, self._config.learner.num_minibatches)]
-        selections = [selection for selection, _ in plans]
-        self._judge_signal(groups, selections)
-        if len(plans) > 1 and self._config.objective.proximal == "recompute":
-            self._recompute_proximal([batch for _, batches in plans for batch in batches])
-        sums, outcomes = LossSums(), []
-        for _, batches in plans:
-            if batches:
-                sums.add(self._accumulate(batches))
-                outcomes.append(self._update())
+        sums = LossSums()
+        scored = self._score(groups, sums)
+        parts = [self._plan(part) for part in _parts(scored, self._config.learner.num_minibatches)]
+        if self._needs_proximal_pass(len(parts)):
+            for part in parts:
+                sums.add(self._recompute_proximal(part))
+        outcomes = [outcome for part in parts if (outcome := self._learn(part, sums))]
         self._judge_outcomes(outcomes)
         return StepResult(
             policy_version=self._counters.policy_version,
             num_updates=sum(outcome.applied for outcome in outcomes),
-            metrics=self._metrics(selections, sums, outcomes),
+            metrics=self._metrics(parts, sums, outcomes),
         )
 
-    def _plan(self, groups: Sequence[RolloutGroup]) -> tuple[Selection, list[Microbatch]]:
-        config = self._config
-        selection = select(
-            groups,
-            estimator=config.objective.advantage,
-            aggregation=config.objective.aggregation,
-            max_tokens=config.sampling.max_tokens,
-            # A KL term pulls on every rollout, whatever its group's spread.
-            keep_no_spread=self._reference is not None,
-        )
-        budget = config.learner.max_tokens_per_microbatch
-        return selection, microbatches(selection.groups, max_tokens=budget, device=self._device)
+    def _score(self, groups: Sequence[RolloutGroup], sums: LossSums) -> list[ScoredGroup]:
+        """Return the rollouts with their advantages, which are over the whole batch."""
+        objective = self._config.objective
+        rewards = trained_rewards(groups)
+        if objective.overlong is not None:
+            longest = self._config.sampling.max_tokens
+            rewards = less_overlong(groups, rewards, objective.overlong, longest)
+        scored = score(groups, rewards, estimator=objective.advantage)
+        self._judge_signal(groups, scored)
+        if self._reference is None or objective.kl_in_loss:
+            return scored
+        rewards = self._less_kl(groups, rewards, scored, sums)
+        return score(groups, rewards, estimator=objective.advantage)
+
+    @torch.no_grad()
+    def _less_kl(
+        self,
+        groups: Sequence[RolloutGroup],
+        rewards: Sequence[Rewards],
+        scored: Sequence[ScoredGroup],
+        sums: LossSums,
+    ) -> list[list[float | None]]:
+        """Return ``rewards`` less the coefficient times the sum of mu - ref over each rollout."""
+        everything = select(scored, aggregation="token", max_tokens=1, keep_no_spread=True)
+        costs: dict[int, float] = {}
+        for batch in self._packed(everything.groups):
+            reference = self._logprobs(self._reference_decoder, batch)[0]
+            everywhere = batch.segments.loss_mask
+            gaps = k1(batch.generator_logprobs, reference, loss_mask=everywhere)
+            sums.count(reward_kl=gaps.sum(), reward_tokens=everywhere.sum())
+            own = batch.segments.sum(gaps).tolist()
+            costs |= {id(row.rollout): c for row, c in zip(batch.rows, own, strict=True)}
+        coefficient = self._config.objective.kl_coefficient
+        return [
+            [
+                None if reward is None else reward - coefficient * costs[id(rollout)]
+                for rollout, reward in zip(group.rollouts, own_rewards, strict=True)
+            ]
+            for group, own_rewards in zip(groups, rewards, strict=True)
+        ]
+
+    def _plan(self, groups: Sequence[ScoredGroup]) -> Minibatch:
+        return plan_minibatch(groups, self._config, device=self._device)
+
+    def _packed(self, groups: Sequence[TrainingGroup]) -> list[Microbatch]:
+        budget = self._config.learner.max_tokens_per_microbatch
+        return microbatches(groups, max_tokens=budget, device=self._device)
+
+    def _needs_proximal_pass(self, num_minibatches: int) -> bool:
+        """Whether p must be known before the training pass: else that pass computes it anyway."""
+        objective = self._config.objective
+        is_chosen_over_all = objective.correction.m2po is not None
+        return objective.proximal == "recompute" and (num_minibatches > 1 or is_chosen_over_all)
 
     def _logprobs(self, decoder: Decoder, batch: Microbatch) -> tuple[Tensor, Tensor]:
         with self._autocast():
             return token_logprobs(
-                decoder, batch, self._config.sampling.temperature, self._compute_dtype
+                decoder,
+                batch,
+                self._config.sampling.temperature,
+                self._compute_dtype,
+                entropy_gradient=self._config.objective.entropy_coefficient > 0,
             )
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -170,25 +224,56 @@ class TorchLearner:
         return torch.autocast(self._device.type, dtype=self._compute_dtype)
 
     @torch.no_grad()
-    def _recompute_proximal(self, batches: Sequence[Microbatch]) -> None:
-        for batch in batches:
+    def _recompute_proximal(self, part: Minibatch) -> LossSums:
+        """Compute p of every token, and leave out the rollouts that it rejects."""
+        for batch in part.batches:
             batch.proximal_logprobs, _ = self._logprobs(self._decoder, batch)
+        return drop_rejected(part, self._config, device=self._device)
 
-    def _accumulate(self, batches: Sequence[Microbatch]) -> LossSums:
+    def _learn(self, part: Minibatch, sums: LossSums) -> UpdateOutcome | None:
+        """Make one update, or none where no token is left to learn from."""
+        if not part.batches:
+            return None
+        own = self._accumulate(part)
+        sums.add(own)
+        return self._update() if own["tokens"] else None
+
+    def _accumulate(self, part: Minibatch) -> LossSums:
         """Add up the gradients of one minibatch."""
         total = LossSums()
-        for batch in batches:
+        setting = LossSetting(
+            objective=self._config.objective,
+            max_tokens=self._config.sampling.max_tokens,
+            policy_version=self._counters.policy_version,
+        )
+        for batch in part.batches:
             logprobs, entropy = self._logprobs(self._decoder, batch)
-            loss, sums = microbatch_loss(
-                batch, logprobs, entropy, self._config.objective, self._reference_logprobs(batch)
-            )
+            reference = self._reference_logprobs(batch)
+            loss, sums = microbatch_loss(batch, logprobs, entropy, setting, reference)
             loss.backward()  # type: ignore[no-untyped-call]
             total.add(sums)
+        self._leave_rejected_uncounted(part, total)
         return total
+
+    def _leave_rejected_uncounted(self, part: Minibatch, sums: LossSums) -> None:
+        """Divide the gradient by the share of the denominator that was not rejected."""
+        share = sums["rejected_share"] + part.rejected_share
+        if share and sums["tokens"]:
+            factor = 1.0 / (1.0 - share)
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, factor)
+            sums.totals["loss"] *= factor
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: Microbatch) -> Tensor | None:
-        return None if self._reference is None else self._logprobs(self._reference, batch)[0]
+        if not self._config.objective.kl_in_loss:
+            return None
+        return self._logprobs(self._reference_decoder, batch)[0]
+
+    @property
+    def _reference_decoder(self) -> Decoder:
+        assert self._reference is not None, "only asked for with a KL coefficient"
+        return self._reference
 
     def _update(self) -> UpdateOutcome:
         optimizer = self._config.learner.optimizer
@@ -203,16 +288,15 @@ class TorchLearner:
         self._counters.policy_version += outcome.applied
         return outcome
 
-    def _judge_signal(
-        self, groups: Sequence[RolloutGroup], selections: Sequence[Selection]
-    ) -> None:
+    def _judge_signal(self, groups: Sequence[RolloutGroup], scored: Sequence[ScoredGroup]) -> None:
         """Count steps whose rewards teach nothing, and stop when they keep coming.
 
-        A KL term moves the weights without any reward, so an update is no proof of a signal. Judged
+        A KL term moves the weights without any reward, so an update is no proof of a signal, and
+        neither is an advantage that comes of the KL in the reward: ``scored`` is without it. Judged
         before anything moves, so that the run stops with the weights of its last step.
         """
         counters, limit = self._counters, self._config.learner.max_no_signal_steps
-        has_signal = any(selection.num_with_spread for selection in selections)
+        has_signal = any(group.has_signal for group in scored)
         counters.num_no_signal = 0 if has_signal else counters.num_no_signal + 1
         if counters.num_no_signal >= limit:
             msg = (
@@ -239,59 +323,31 @@ class TorchLearner:
             raise DivergedError(msg)
 
     def _metrics(
-        self, selections: Sequence[Selection], sums: LossSums, outcomes: Sequence[UpdateOutcome]
+        self, parts: Sequence[Minibatch], sums: LossSums, outcomes: Sequence[UpdateOutcome]
     ) -> dict[str, float]:
+        selections = [part.selection for part in parts]
         rewards = [reward for selection in selections for reward in selection.trained_rewards]
         metrics = {
             "learner/groups/num_no_spread": float(sum(s.num_no_spread for s in selections)),
             "learner/groups/num_trained": float(sum(len(s.groups) for s in selections)),
-            "learner/tokens/num_trained": sums.tokens,
+            "learner/tokens/num_trained": sums["tokens"],
             "learner/step/num_skipped": float(sum(not outcome.applied for outcome in outcomes)),
-            "learner/step/num_no_signal": float(not any(s.num_with_spread for s in selections)),
-            "learner/loss/total": sums.loss,
+            "learner/step/num_no_signal": float(self._counters.num_no_signal > 0),
+            "learner/loss/total": sums["loss"],
         }
         if rewards:
             metrics["learner/reward/trained_mean"] = sum(rewards) / len(rewards)
         if outcomes:
             metrics["learner/gradient/norm"] = outcomes[-1].gradient_norm
             metrics["learner/optimizer/learning_rate"] = self._optimizer.param_groups[0]["lr"]
-        if sums.tokens:
-            metrics |= _token_means(sums)
-            if self._config.objective.correction != "none":
-                metrics |= _importance_statistics(sums)
-            if self._reference is not None:
-                metrics["learner/kl/reference"] = sums.reference_k3 / sums.tokens
-        return metrics
-
-
-def _token_means(sums: LossSums) -> dict[str, float]:
-    return {
-        "learner/entropy/mean": sums.entropy / sums.tokens,
-        "learner/importance_ratio/mean": sums.ratio / sums.tokens,
-        "learner/importance_ratio/max": sums.max_ratio,
-        "learner/clip/share": sums.clipped / sums.tokens,
-        "learner/mismatch/k1": sums.mismatch_k1 / sums.tokens,
-        "learner/mismatch/k3": sums.mismatch_k3 / sums.tokens,
-    }
-
-
-def _importance_statistics(sums: LossSums) -> dict[str, float]:
-    """Describe the weights as they were applied, so after the truncation."""
-    return {
-        "learner/importance_weight/mean": sums.importance / sums.tokens,
-        "learner/importance_weight/max": sums.max_importance,
-        "learner/importance_weight/truncated_share": sums.truncated / sums.tokens,
-        "learner/importance_weight/ess": effective_sample_share(
-            sums.importance, sums.squared_importance, sums.tokens
-        ),
-    }
+        return metrics | loss_figures(sums, self._config.objective)
 
 
 def _frozen(decoder: Decoder) -> Decoder:
     return copy.deepcopy(decoder).requires_grad_(requires_grad=False)
 
 
-def _parts(groups: Sequence[RolloutGroup], count: int) -> list[Sequence[RolloutGroup]]:
+def _parts(groups: Sequence[ScoredGroup], count: int) -> list[Sequence[ScoredGroup]]:
     """Split into at most ``count`` runs of nearly equal length, in order."""
     bounds = [len(groups) * index // count for index in range(count + 1)]
     return [groups[a:b] for a, b in pairwise(bounds) if b > a]

@@ -1,132 +1,28 @@
-"""From scored groups to packed micro-batches.
+"""From the rows of a minibatch to packed micro-batches.
 
-Owns two facts: which rollouts can change the gradient at all, and the one global denominator, which
-is fixed over the whole minibatch before anything is split. The prompt of a group is packed once and
-its completions branch from it. Only trained tokens are predicted, and nothing after the last one is
-fed in.
+The prompt of a group is packed once and its completions branch from it. Only trained tokens are
+predicted, and nothing after the last one is fed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.kept_support import decode
+from headrace.learners.selection import TrainingGroup, TrainingRow
 from headrace.models.attention import alike_runs
-from headrace.objectives.advantages import GroupEstimator, group_advantages
-from headrace.objectives.aggregation import Aggregation, aggregation_weights
-from headrace.types import Rollout, RolloutGroup
+from headrace.objectives.logprobs import Support
+from headrace.objectives.segments import Segments
+from headrace.types import Rollout
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRow:
-    """One rollout that takes part in the loss."""
-
-    rollout: Rollout
-    advantage: float
-    weight: float
-    """What one of its tokens counts: 1 / (the global denominator's share)."""
-
-    @property
-    def trained(self) -> tuple[int, ...]:
-        """[at least 1] places in the completion of the tokens trained on."""
-        return tuple(index for index, is_trained in enumerate(self.rollout.loss_mask) if is_trained)
-
-    @property
-    def num_inputs(self) -> int:
-        """Completion tokens that are fed in: all before the last one trained on."""
-        return self.trained[-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingGroup:
-    """Rows that share one prompt."""
-
-    prompt_ids: tuple[int, ...]
-    rows: tuple[TrainingRow, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens one forward pass over the group computes."""
-        return len(self.prompt_ids) + sum(row.num_inputs for row in self.rows)
-
-    @property
-    def longest(self) -> int:
-        """Length of its longest sequence."""
-        return len(self.prompt_ids) + max(row.num_inputs for row in self.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What one minibatch trains on, and what it leaves out because it cannot matter."""
-
-    groups: tuple[TrainingGroup, ...]
-    num_no_spread: int
-    """Groups whose rewards are all equal, or all missing: their policy gradient is exactly 0."""
-    num_with_spread: int
-    """All others; with none of them the rewards teach nothing."""
-    trained_rewards: tuple[float, ...]
-    """Rewards of the rollouts in ``groups``."""
-
-
-def select(
-    groups: Sequence[RolloutGroup],
-    *,
-    estimator: GroupEstimator,
-    aggregation: Aggregation,
-    max_tokens: int,
-    keep_no_spread: bool,
-) -> Selection:
-    """Choose the rows of a minibatch and give each its advantage and weight.
-
-    Rollouts without a verdict or without a token have no row and no vote. Groups without a spread
-    keep their share of the denominator, whether or not they are computed (``keep_no_spread``), so
-    leaving them out changes no gradient.
-    """
-    scored = [_scored_rows(group, estimator) for group in groups]
-    lengths = [sum(rollout.loss_mask) for rows in scored for rollout, _, _ in rows]
-    weights = iter(aggregation_weights(lengths, aggregation=aggregation, max_tokens=max_tokens))
-    chosen: list[TrainingGroup] = []
-    rewards: list[float] = []
-    num_no_spread = 0
-    for group, rows in zip(groups, scored, strict=True):
-        weighted = tuple(
-            TrainingRow(rollout=rollout, advantage=advantage, weight=next(weights))
-            for rollout, advantage, _ in rows
-        )
-        spread = any(row.advantage != 0.0 for row in weighted)
-        num_no_spread += not spread
-        if weighted and (spread or keep_no_spread):
-            chosen.append(TrainingGroup(prompt_ids=group.prompt.token_ids, rows=weighted))
-            rewards += [reward for _, _, reward in rows]
-    return Selection(
-        groups=tuple(chosen),
-        num_no_spread=num_no_spread,
-        num_with_spread=len(groups) - num_no_spread,
-        trained_rewards=tuple(rewards),
-    )
-
-
-def _scored_rows(
-    group: RolloutGroup, estimator: GroupEstimator
-) -> list[tuple[Rollout, float, float]]:
-    """Return (rollout, advantage, reward) of every rollout with a verdict and a trained token."""
-    rewards = [
-        reward if any(rollout.loss_mask) else None
-        for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
-    ]
-    advantages = group_advantages(rewards, estimator=estimator)
-    return [
-        (rollout, advantage, reward)
-        for rollout, advantage, reward in zip(group.rollouts, advantages, rewards, strict=True)
-        if advantage is not None and reward is not None
-    ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +34,8 @@ class Microbatch:
     rollout says of its other tokens (a log-prob that may be anything) is not in here at all.
     """
 
+    rows: tuple[TrainingRow, ...]
+    """[R]"""
     input_ids: Tensor
     """[N]"""
     positions: Tensor
@@ -151,6 +49,10 @@ class Microbatch:
     """[M] the input token whose hidden state predicts each token."""
     target_ids: Tensor
     """[M]"""
+    rollout_index: Tensor
+    """[M] the completion that each token is of."""
+    support: Support | None
+    """The tokens that each one was drawn from; None where nothing filtered them."""
     generator_logprobs: Tensor
     """[M]"""
     advantages: Tensor
@@ -159,6 +61,23 @@ class Microbatch:
     """[M] so that loss = -sum(weights * objective) over all micro-batches."""
     proximal_logprobs: Tensor | None = None
     """[M] once recomputed; None when the generator's serve or the first pass gives them."""
+    moment_limit: float | None = None
+    """Largest (mu - p)^2 that is trained on; None: any."""
+
+    @property
+    def segments(self) -> Segments:
+        """Which completion each token is of; all of them are trained on."""
+        everywhere = torch.ones_like(self.rollout_index, dtype=torch.bool)
+        return Segments(index=self.rollout_index, count=len(self.rows), loss_mask=everywhere)
+
+    def versions(self) -> Tensor:
+        """Return [M] int64 the policy version that sampled each token."""
+        found = [
+            version
+            for row in self.rows
+            for version in _trained_part(row, [*_token_versions(row.rollout)])
+        ]
+        return torch.tensor(found, dtype=torch.int64, device=self.target_ids.device)
 
 
 def microbatches(
@@ -205,6 +124,7 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(repeats).to(device)
 
     return Microbatch(
+        rows=tuple(rows),
         input_ids=_cat(inputs).to(device),
         positions=torch.cat(
             [torch.arange(s, s + len(ids)) for s, ids in zip(starts, inputs, strict=True)]
@@ -216,12 +136,42 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
         target_ids=_cat([_trained_part(row, row.rollout.completion_ids) for row in rows]).to(
             device
         ),
+        rollout_index=torch.arange(len(rows)).repeat_interleave(repeats).to(device),
+        support=_support(rows, device),
         generator_logprobs=torch.tensor(
             [lp for row in rows for lp in _trained_part(row, row.rollout.generator_logprobs)]
         ).to(device),
         advantages=per_row([row.advantage for row in rows]),
         weights=per_row([row.weight for row in rows]),
+        proximal_logprobs=_known_proximal(rows, device),
     )
+
+
+def _known_proximal(rows: Sequence[TrainingRow], device: torch.device) -> Tensor | None:
+    if any(row.proximal_logprobs is None for row in rows):
+        return None
+    return torch.tensor([lp for row in rows for lp in row.proximal_logprobs or ()], device=device)
+
+
+def _support(rows: Sequence[TrainingRow], device: torch.device) -> Support | None:
+    """Return what the generator recorded of every trained token; None where it recorded nothing."""
+    if all(row.rollout.kept_support is None for row in rows):
+        return None
+    kept = [
+        decode(encoded)
+        for row in rows
+        for encoded in _trained_part(row, row.rollout.kept_support or ())
+    ]
+    counts = torch.tensor([len(ids) for ids in kept])
+    return Support(
+        rows=torch.arange(len(kept)).repeat_interleave(counts).to(device),
+        ids=torch.from_numpy(np.concatenate(kept)).to(device),
+    )
+
+
+def _token_versions(rollout: Rollout) -> Iterator[int]:
+    for span in rollout.version_spans:
+        yield from repeat(span.policy_version, span.end - span.start)
 
 
 def _sorted_rows(groups: Sequence[TrainingGroup]) -> tuple[list[int], list[TrainingRow]]:

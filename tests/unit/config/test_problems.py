@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from headrace.config import RunConfig, parse_config
+from headrace.config import RunConfig, WeightConfig, parse_config
 from headrace.config.schema import NAME, all_keys
 from headrace.errors import ConfigError
 
@@ -112,8 +112,8 @@ def test_an_unknown_key_is_told_where_it_belongs(recipe: dict[str, Any], line: s
         (tree(eval={"sampling": {"allowed_token_ids": [3], "banned_token_ids": [3]}}), "eval.sampling: allowed_token_ids without banned_token_ids leaves no token to sample"),
         (tree(sampling={"kept_support": True}), "sampling: kept_support = true without top_p, top_k and min_p: all tokens are kept, so there is nothing to record; set one of them or leave it out"),
         (tree(learner={"optimizer": {"betas": [0.9]}}), "learner.optimizer.betas = [0.9]: must be a list of 2 numbers, each at least 0, below 1"),
-        (tree(objective={"advantage": "grp"}), 'objective.advantage = "grp": must be one of "grpo", "dr_grpo", "rloo"'),
-        (tree(objective={"loss": "ppo"}), 'objective.loss = "ppo": must be "ppo_clip"'),
+        (tree(objective={"advantage": "grp"}), 'objective.advantage = "grp": must be one of "grpo", "dr_grpo", "rloo", "rloo_std", "opo", "reinforce_pp", "reinforce_pp_baseline"'),
+        (tree(objective={"loss": "ppo"}), 'objective.loss = "ppo": must be a table, or one of "ppo_clip", "reinforce", "cispo", "gspo", "gmpo", "sapo", "dppo_tv", "prime"'),
         (tree(data={"train": {"type": "jsonl", "path": "x"}, "shuffle": "no"}), 'data.shuffle = "no": must be true or false'),
         (tree(eval={"sampling": {"top_p": 2}}), "eval.sampling.top_p = 2: must be a number, above 0, at most 1"),
         (tree(eval={"pass_at_k": [9]}), "eval.pass_at_k = [9]: each must lie between 1 and eval.num_rollouts = 4"),
@@ -172,8 +172,88 @@ def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
             'objective.correction = "tis" with objective.proximal = "generator": the proximal',
         ),
         (
-            {"objective": {"correction_bound": 3}},
-            'objective.correction_bound = 3 with objective.correction = "none": nothing reads',
+            {"objective": {"correction": {"count_rejected": False}}},
+            "objective.correction.count_rejected = false: nothing is rejected",
+        ),
+        (
+            {"objective": {"advantage": "reinforce_pp"}, "group_size": 1, "groups_per_step": 1},
+            "group_size = 1 with groups_per_step = 1: a batch of one rollout has no spread",
+        ),
+        (
+            {"objective": {"overlong": {"buffer_tokens": 300}}},
+            "objective.overlong.buffer_tokens = 300 with sampling.max_tokens = 256: the",
+        ),
+        (
+            {"objective": {"kl_estimator": "k2"}},
+            'objective.kl_estimator = "k2" with objective.kl_coefficient = 0: nothing reads it',
+        ),
+        (
+            {"objective": {"loss": "prime", "proximal": "recompute"}},
+            'objective.loss = "dppo_tv" with objective.proximal = "recompute": it compares',
+        ),
+        (
+            {
+                "objective": {"loss": "reinforce", "proximal": "recompute", "correction": "tis"},
+                "learner": {"num_minibatches": 2},
+                "max_staleness": 1,
+            },
+            'objective.loss = "reinforce" with learner.num_minibatches = 2: it has no ratio',
+        ),
+        (
+            {"objective": {"loss": {"type": "gmpo", "clip_low": 0.1}, "proximal": "recompute"}},
+            'objective.loss.clip_low with objective.proximal = "recompute" and learner.num_mini',
+        ),
+        (
+            {"objective": {"loss": {"type": "gspo", "level": "token"}}},
+            'objective.loss.level = "token" with objective.correction = "none": where all tokens',
+        ),
+        (
+            {"objective": {"loss": "reinforce", "proximal": "recompute"}},
+            'objective.proximal = "recompute" with objective.loss = "reinforce" and objective.corr',
+        ),
+        (
+            {"objective": {"proximal": "loglinear", "correction": "tis"}, "max_staleness": 1},
+            'objective.proximal = "loglinear" with max_staleness = 1: where a token is at most',
+        ),
+        (
+            {"objective": {"proximal": "loglinear"}, "max_staleness": 2},
+            'objective.proximal = "loglinear" and objective.correction = "none" with max_staleness',
+        ),
+        (
+            {
+                "objective": {"proximal": "loglinear", "correction": {"m2po": 0.04}},
+                "max_staleness": 2,
+            },
+            'objective.correction.m2po with objective.proximal = "loglinear": it chooses among',
+        ),
+        (
+            {"objective": {"loss": "reinforce"}, "max_staleness": 1},
+            'objective.loss = "reinforce" and objective.correction = "none" with max_staleness = 1',
+        ),
+        (
+            {
+                "objective": {"proximal": "recompute", "correction": {"veto": 1e-4}},
+                "max_staleness": 1,
+            },
+            'objective.proximal = "recompute" and objective.correction with max_staleness = 1',
+        ),
+        (
+            {
+                "objective": {
+                    "loss": "reinforce",
+                    "kl_coefficient": 0.1,
+                    "kl_estimator": "k1_reward",
+                },
+                "sampling": {"top_p": 0.9},
+            },
+            'sampling.top_p, top_k, min_p with objective.kl_estimator = "k1_reward": the',
+        ),
+        (
+            {
+                "objective": {"loss": "reinforce", "correction": {"off_policy_mask": 0.1}},
+                "sampling": {"top_p": 0.9},
+            },
+            "sampling.top_p, top_k, min_p with objective.correction: the learner's log-probs",
         ),
     ],
 )
@@ -223,19 +303,84 @@ def test_a_correction_is_refused_where_not_every_token_could_be_sampled(
     (problem,) = problems(tree(sampling=sampling, objective=TIS))
     assert problem.startswith(f'{names} with objective.correction = "tis": the learner')
     assert "the weights would be biased" in problem
-    assert problem.endswith('set objective.correction = "none"')
+    assert problem.endswith('objective.correction = "none"')
 
 
 def test_a_correction_makes_recomputed_logprobs_good_for_rollouts_of_older_policies() -> None:
     parse_config(tree(objective=TIS, max_staleness=3))
-    parse_config(tree(objective={**TIS, "correction_bound": 5}, sampling={"forced_prefix": "So"}))
+    weight = {"level": "token", "mode": "truncate", "high": 5.0}
+    own = {"proximal": "recompute", "correction": {"weight": weight}}
+    parse_config(tree(objective=own, max_staleness=3, sampling={"forced_prefix": "So"}))
+    for name in ("seq_tis", "seq_mis", "geo_rs", "icepop", "trl", "slime_mis"):
+        parse_config(tree(objective={**TIS, "correction": name}, max_staleness=3))
+
+
+@pytest.mark.parametrize("loss", ["ppo_clip", "cispo", "gspo", "gmpo", "sapo", "prime"])
+def test_a_ratio_to_the_generator_is_good_for_rollouts_of_older_policies(loss: str) -> None:
+    parse_config(tree(objective={"loss": loss}, max_staleness=3))
+
+
+@pytest.mark.parametrize("objective", [{}, TIS, {"loss": "prime"}])
+def test_filters_are_allowed_where_the_kept_tokens_are_recorded(objective: dict[str, Any]) -> None:
+    sampling = {"top_p": 0.9, "min_tokens": 2, "banned_token_ids": [5], "kept_support": True}
+    parse_config(tree(sampling=sampling, objective=objective))
+
+
+def test_a_batch_estimator_takes_groups_of_one() -> None:
+    parse_config(tree(objective={"advantage": "reinforce_pp"}, group_size=1))
+
+
+def test_a_name_stands_for_its_table() -> None:
+    named = parse_config(tree(objective={"loss": "prime", "correction": "none"})).objective
+    table = {"type": "dppo_tv", "delta": 0.2, "anchor": 0.001}
+    assert named == parse_config(tree(objective={"loss": table})).objective
+    masked = parse_config(tree(objective={**TIS, "correction": "seq_mis"})).objective.correction
+    assert masked.weight == WeightConfig(level="sequence", mode="mask", low=0.5, high=2.0)
+    assert masked.rejects
 
 
 @pytest.mark.parametrize("bound", [0, -1.0, 1e9, float("inf"), float("nan")])
 def test_a_bound_that_no_weight_could_have_is_refused(bound: float) -> None:
-    (problem,) = problems(tree(objective={**TIS, "correction_bound": bound}))
-    assert problem.startswith("objective.correction_bound = ")
+    weight = {"level": "token", "mode": "truncate", "high": bound}
+    correction = {"weight": weight}
+    (problem,) = problems(tree(objective={"proximal": "recompute", "correction": correction}))
+    assert problem.startswith("objective.correction.weight.high = ")
     assert problem.endswith("must be a number, above 0, at most 1e+08")
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ({"weight": {"level": "token", "mode": "truncate", "low": 0.5, "high": 2.0}}, "nothing"),
+        ({"weight": {"level": "token", "mode": "clip", "high": 2.0}}, "give low or use it"),
+        ({"weight": {"level": "token", "mode": "mask", "low": 3.0, "high": 2.0}}, "not below"),
+        (
+            {"rejection": {"divergence": "k3", "reduction": "sum", "low": 0.5, "high": 2.0}},
+            "never negative",
+        ),
+        ({"rejection": {"divergence": "k1", "reduction": "sum", "high": 0.5}}, "use 1 or more"),
+    ],
+)
+def test_a_bound_that_nothing_reads_or_that_rejects_all_is_refused(
+    part: dict[str, Any], line: str
+) -> None:
+    (problem,) = problems(tree(objective={"proximal": "recompute", "correction": part}))
+    assert problem.startswith(f"objective.correction.{next(iter(part))}: ")
+    assert line in problem
+
+
+def test_a_name_that_is_none_is_told_which_there_are() -> None:
+    (problem,) = problems(tree(objective={"loss": "ppo"}))
+    assert problem.startswith('objective.loss = "ppo": must be a table, or one of "ppo_clip", ')
+    (problem,) = problems(tree(objective={"correction": "mis"}))
+    assert problem.startswith('objective.correction = "mis": must be a table, or one of "none", ')
+
+
+def test_an_option_of_another_loss_is_told_where_it_belongs() -> None:
+    (problem,) = problems(tree(objective={"loss": {"type": "cispo", "clip_high": 0.3}}))
+    assert problem.startswith("objective.loss.clip_high: unknown key; only ")
+    (problem,) = problems(tree(objective={"clip_high": 0.3}))
+    assert problem == "objective.clip_high: unknown key; did you mean objective.loss.clip_high?"
 
 
 def test_three_faults_are_three_lines_in_the_order_of_the_recipe() -> None:

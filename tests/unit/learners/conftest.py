@@ -23,7 +23,7 @@ from transformers import (
 from headrace.compute import ComputeThread
 from headrace.config import RunConfig, parse_config
 from headrace.learners import PolicySource, TorchLearner
-from headrace.learners.packing import TrainingGroup, TrainingRow
+from headrace.learners.selection import TrainingGroup, TrainingRow
 from headrace.models.attention import alike_runs
 from headrace.models.checkpoint import load_decoder
 from headrace.models.hf_files import read_hf_config

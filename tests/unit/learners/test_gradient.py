@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from headrace.config import RunConfig
+from headrace.config import PpoClipLoss, RunConfig
 from headrace.learners import TorchLearner
-from headrace.learners.loss import microbatch_loss, token_logprobs
-from headrace.learners.packing import microbatches, select
+from headrace.learners.loss import LossSetting, microbatch_loss, token_logprobs
+from headrace.learners.metrics import LossSums
+from headrace.learners.minibatch import Minibatch
+from headrace.learners.packing import microbatches
+from headrace.learners.selection import score, select, trained_rewards
 from headrace.learners.shared_prefix import SharedPrefix
 from headrace.models.attention import PackedCausal, positions_of
 from headrace.models.checkpoint import load_decoder
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
 
 
 # --- the literal version ----------------------------------------------------------------------
+
+
+def planned(learner: TorchLearner, groups: Sequence[RolloutGroup]) -> Minibatch:
+    return learner._plan(learner._score(groups, LossSums()))
 
 
 def literal_logprobs(
@@ -83,7 +90,8 @@ def all_logprobs(
 def literal_loss(
     policy: Logprobs, reference: Logprobs, groups: Sequence[RolloutGroup], config: RunConfig
 ) -> Tensor:
-    objective = config.objective
+    objective, clip = config.objective, config.objective.loss
+    assert isinstance(clip, PpoClipLoss)
     rows: list[tuple[RolloutGroup, Rollout, float]] = []
     for group in groups:
         scored = [
@@ -105,11 +113,11 @@ def literal_loss(
             if not is_trained:
                 continue
             ratio = torch.exp(q[t] - p[t])
-            clipped = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+            clipped = ratio.clamp(1 - clip.clip_low, 1 + clip.clip_high)
             value = torch.minimum(ratio * advantage, clipped * advantage)
-            if objective.correction == "tis":
+            if objective.correction.weight is not None:
                 weight = math.exp(float(p[t]) - float(mu[t]))
-                value = min(weight, objective.correction_bound) * value
+                value = min(weight, objective.correction.weight.high) * value
             kl = torch.exp(ref[t] - q[t]) - 1 - (ref[t] - q[t])
             value = value - objective.kl_coefficient * kl
             share = {
@@ -151,7 +159,7 @@ def scale_matrices(model: torch.nn.Module, factor: float) -> None:
 
 
 def learner_gradient(learner: TorchLearner, groups: Sequence[RolloutGroup]) -> dict[str, Tensor]:
-    learner._accumulate(learner._plan(groups)[1])
+    learner._accumulate(planned(learner, groups))
     gradient = {}
     for name, parameter in learner._decoder.named_parameters():
         assert parameter.grad is not None, name
@@ -168,11 +176,12 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> f
 
 # --- against it -------------------------------------------------------------------------------
 
+TIS = {"weight": {"level": "token", "mode": "truncate", "high": 1.5}}
 OBJECTIVES = list(
     itertools.product(
         ("grpo", "dr_grpo", "rloo"),
         ("token", "sequence", "constant"),
-        (("generator", "none", 2.0), ("recompute", "none", 2.0), ("recompute", "tis", 1.5)),
+        (("generator", "none"), ("recompute", "none"), ("recompute", TIS)),
         (0.0, 0.1),
         TEMPERATURES,
     )
@@ -189,7 +198,7 @@ def test_the_gradient_is_that_of_the_formula_on_single_sequences_for_every_objec
 ) -> None:
     literal = LiteralGradient(model_directory(family), batch, 1.05)
     # A quarter of the objectives for each family, all of them over the four.
-    for advantage, aggregation, (proximal, correction, bound), kl, temperature in OBJECTIVES[
+    for advantage, aggregation, (proximal, correction), kl, temperature in OBJECTIVES[
         FAMILIES.index(family) :: 4
     ]:
         learner = make_learner(
@@ -198,7 +207,6 @@ def test_the_gradient_is_that_of_the_formula_on_single_sequences_for_every_objec
             objective__aggregation=aggregation,
             objective__proximal=proximal,
             objective__correction=correction,
-            objective__correction_bound=bound,
             objective__kl_coefficient=kl,
             sampling__temperature=temperature,
             learner__max_tokens_per_microbatch=40,
@@ -232,15 +240,17 @@ def loss_gradient(
 ) -> dict[str, Tensor]:
     """What the learner does, on a decoder of any dtype."""
     selection = select(
-        groups,
-        estimator=config.objective.advantage,
+        score(groups, trained_rewards(groups), estimator=config.objective.advantage),
         aggregation=config.objective.aggregation,
         max_tokens=config.sampling.max_tokens,
         keep_no_spread=False,
     )
     for part in microbatches(selection.groups, max_tokens=budget, device=torch.device("cpu")):
         logprobs, entropy = token_logprobs(decoder, part, 0.7, torch.float64)
-        loss, _ = microbatch_loss(part, logprobs, entropy, config.objective, None)
+        setting = LossSetting(
+            objective=config.objective, max_tokens=config.sampling.max_tokens, policy_version=0
+        )
+        loss, _ = microbatch_loss(part, logprobs, entropy, setting, None)
         loss.backward()
     gradient = {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
     decoder.zero_grad(set_to_none=True)
@@ -273,7 +283,10 @@ def test_a_shared_prompt_gives_the_logprobs_of_the_prompt_repeated_for_each_roll
 ) -> None:
     decoder = load_decoder(model_directory(family), dtype=torch.float64)
     selection = select(
-        batch, estimator="grpo", aggregation="token", max_tokens=16, keep_no_spread=True
+        score(batch, trained_rewards(batch), estimator="grpo"),
+        aggregation="token",
+        max_tokens=16,
+        keep_no_spread=True,
     )
     (part,) = microbatches(selection.groups, max_tokens=10_000, device=torch.device("cpu"))
     shared, _ = token_logprobs(decoder, part, 1.0, torch.float64)
@@ -301,7 +314,7 @@ def test_weights_change_no_denominator(
     prompt, completions, rewards = [5, 6, 7], [[1, 2, 3], [4], [2, 1]], [1.0, 0.0, 0.5]
     plain = make_learner(**settings)
     group = make_group(prompt, completions, rewards)
-    (part,) = plain._plan([group])[1]
+    (part,) = planned(plain, [group]).batches
     with torch.no_grad():
         logprobs, _ = plain._logprobs(plain._decoder, part)
     # Packed by length; what the generator says is ``factor`` times less likely than it is.
@@ -329,7 +342,10 @@ def test_very_different_lengths_in_one_batch_give_the_gradient_of_each_alone(
     decoder = load_decoder(model_directory("llama"), dtype=torch.float64)
     config = make_config()
     selection = select(
-        batch, estimator="grpo", aggregation="token", max_tokens=32, keep_no_spread=True
+        score(batch, trained_rewards(batch), estimator="grpo"),
+        aggregation="token",
+        max_tokens=32,
+        keep_no_spread=True,
     )
     (part,) = microbatches(selection.groups, max_tokens=10_000, device=torch.device("cpu"))
     assert len(SharedPrefix(part, [None])._runs) >= 3
@@ -352,9 +368,9 @@ def test_changing_one_group_leaves_the_logprobs_of_all_others_bit_for_bit(
     )
     found = []
     for first in (batch[0], other):
+        chosen = [first, batch[1], batch[4]]
         selection = select(
-            [first, batch[1], batch[4]],
-            estimator="grpo",
+            score(chosen, trained_rewards(chosen), estimator="grpo"),
             aggregation="token",
             max_tokens=16,
             keep_no_spread=True,
@@ -396,10 +412,15 @@ def test_leaving_out_groups_without_spread_changes_nothing(
 ) -> None:
     learner = make_learner()
     left_out = learner_gradient(learner, batch)
-    selection, _ = learner._plan(batch)
-    kept = select(batch, estimator="grpo", aggregation="token", max_tokens=16, keep_no_spread=True)
+    selection = planned(learner, batch).selection
+    kept = select(
+        score(batch, trained_rewards(batch), estimator="grpo"),
+        aggregation="token",
+        max_tokens=16,
+        keep_no_spread=True,
+    )
     assert len(kept.groups) > len(selection.groups)
     parts = microbatches(kept.groups, max_tokens=10_000, device=torch.device("cpu"))
-    learner._accumulate(parts)
+    learner._accumulate(Minibatch(selection=kept, batches=parts))
     computed = {name: p.grad for name, p in learner._decoder.named_parameters()}
     assert difference(left_out, computed) < 2e-6

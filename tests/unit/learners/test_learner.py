@@ -18,14 +18,25 @@ from torch.utils._pytree import tree_leaves
 from headrace.config import ObjectiveConfig
 from headrace.errors import DivergedError, NoSignalError
 from headrace.learners import TorchLearner
-from headrace.learners.loss import microbatch_loss, token_logprobs
-from headrace.learners.packing import microbatches, select
+from headrace.learners.loss import LossSetting, microbatch_loss, token_logprobs
+from headrace.learners.metrics import LossSums
+from headrace.learners.minibatch import Minibatch
+from headrace.learners.packing import microbatches
+from headrace.learners.selection import score, select, trained_rewards
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
 from headrace.types import RolloutGroup, StepResult
 
 if TYPE_CHECKING:
     from tests.unit.learners.conftest import PackedOrder
+
+
+def truncated(bound: float) -> dict[str, object]:
+    return {"weight": {"level": "token", "mode": "truncate", "high": bound}}
+
+
+def planned(learner: TorchLearner, groups: Sequence[RolloutGroup]) -> Minibatch:
+    return learner._plan(learner._score(groups, LossSums()))
 
 
 def step(learner: TorchLearner, groups: Sequence[RolloutGroup]) -> StepResult:
@@ -69,7 +80,7 @@ def test_a_step_is_one_clipped_adamw_update_of_the_accumulated_gradient(
 ) -> None:
     settings = {"learner__optimizer__learning_rate": 0.01}
     learner = make_learner(**settings)
-    learner._accumulate(learner._plan(batch)[1])
+    learner._accumulate(planned(learner, batch))
     before = weights(learner)
     gradients = {name: p.grad for name, p in learner._decoder.named_parameters()}
     norm = math.sqrt(sum(g.double().square().sum() for g in gradients.values()))
@@ -111,10 +122,10 @@ def test_with_recompute_every_minibatch_has_the_logprobs_from_before_the_first_u
     honest = make_learner(**common)
     replayed = []
     for group in groups:
-        (part,) = honest._plan([group])[1]
+        (part,) = planned(honest, [group]).batches
         with torch.no_grad():
             found = iter(honest._logprobs(honest._decoder, part)[0].tolist())
-        selection = honest._plan([group])[0]
+        selection = planned(honest, [group]).selection
         of_rollout = {
             row.rollout.rollout_index: [next(found) for _ in row.trained]
             for _, row in packed_order(selection.groups)
@@ -151,12 +162,11 @@ def test_with_tis_every_minibatch_is_weighed_by_the_logprobs_from_before_the_fir
         max_staleness=4,
         learner__optimizer__learning_rate=0.01,
         objective__proximal="recompute",
-        objective__correction="tis",
-        objective__correction_bound=bound,
+        objective__correction=truncated(bound),
     )
     expected: list[float] = []
     for group in groups:
-        (part,) = learner._plan([group])[1]
+        (part,) = planned(learner, [group]).batches
         with torch.no_grad():
             before, _ = learner._logprobs(learner._decoder, part)
         gaps = (before - part.generator_logprobs).tolist()
@@ -366,7 +376,7 @@ def test_bfloat16_computes_nearly_the_gradient_of_float32(
     gradients = []
     for dtype in (torch.float32, torch.bfloat16):
         learner = make_learner(compute_dtype=dtype, objective__proximal="recompute")
-        learner._accumulate(learner._plan(batch)[1])
+        learner._accumulate(planned(learner, batch))
         parts = [parameter.grad.flatten() for parameter in learner._parameters]
         gradients.append(torch.cat(parts))
     assert gradients[1].dtype == torch.float32
@@ -421,12 +431,16 @@ def test_the_logits_of_all_tokens_never_exist_at_once(
     decoder = Decoder(DecoderConfig.from_hf(hf_config))
     group = make_group([1] * 4, [[2] * 200] * 4, [1.0, 0.0, 0.5, 0.2])
     chosen = select(
-        [group], estimator="grpo", aggregation="token", max_tokens=200, keep_no_spread=False
+        score([group], trained_rewards([group]), estimator="grpo"),
+        aggregation="token",
+        max_tokens=200,
+        keep_no_spread=False,
     )
     (part,) = microbatches(chosen.groups, max_tokens=10_000, device=torch.device("cpu"))
     with LargestTensor() as largest:
         logprobs, entropy = token_logprobs(decoder, part, 1.0)
-        loss, _ = microbatch_loss(part, logprobs, entropy, ObjectiveConfig(), None)
+        setting = LossSetting(objective=ObjectiveConfig(), max_tokens=200, policy_version=0)
+        loss, _ = microbatch_loss(part, logprobs, entropy, setting, None)
         loss.backward()
     assert decoder.output_weight.grad is not None
     assert largest.numel >= vocabulary * 8, "or nothing was seen"

@@ -127,8 +127,8 @@ def test_ratio_clip_and_entropy_are_over_the_trained_tokens_alone(
 def test_the_bounds_of_the_clip_are_each_its_own(
     measure: Callable[..., dict[str, float]],
 ) -> None:
-    wide_above = measure(objective__clip_low=0.05, objective__clip_high=0.6)
-    wide_below = measure(objective__clip_low=0.6, objective__clip_high=0.2)
+    wide_above = measure(objective__loss={"type": "ppo_clip", "clip_low": 0.05, "clip_high": 0.6})
+    wide_below = measure(objective__loss={"type": "ppo_clip", "clip_low": 0.6, "clip_high": 0.2})
 
     assert wide_above["learner/clip/share"] == pytest.approx(2 / 5), "0.5 and 0.9 of the worse one"
     assert wide_below["learner/clip/share"] == pytest.approx(1 / 5), "1.5 of the better one"
@@ -152,8 +152,7 @@ def test_the_weights_are_described_as_they_were_applied_to_the_trained_tokens(
 ) -> None:
     metrics = measure(
         objective__proximal="recompute",
-        objective__correction="tis",
-        objective__correction_bound=1.75,
+        objective__correction={"weight": {"level": "token", "mode": "truncate", "high": 1.75}},
         learner__max_tokens_per_microbatch=budget,
     )
 

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.config import ObjectiveConfig
-from headrace.learners.loss import LossSums, microbatch_loss
-from headrace.learners.packing import Microbatch, Selection, microbatches, select
+from headrace.learners.loss import LossSetting, microbatch_loss
+from headrace.learners.metrics import LossSums
+from headrace.learners.packing import Microbatch, microbatches
+from headrace.learners.selection import Selection, score, select, trained_rewards
 from headrace.types import RolloutGroup
 
 CPU = torch.device("cpu")
@@ -22,8 +24,7 @@ def chosen(
     groups: Sequence[RolloutGroup], *, estimator: str = "grpo", aggregation: str = "token"
 ) -> Selection:
     return select(
-        groups,
-        estimator=estimator,  # type: ignore[arg-type]
+        score(groups, trained_rewards(groups), estimator=estimator),  # type: ignore[arg-type]
         aggregation=aggregation,  # type: ignore[arg-type]
         max_tokens=16,
         keep_no_spread=False,
@@ -67,8 +68,13 @@ def test_rewards_without_spread_give_advantages_of_exactly_zero_and_are_counted(
 ) -> None:
     flat = make_group([1], [[2]] * 8, [0.1] * 8)
     selection = chosen([flat])
-    assert (selection.groups, selection.num_no_spread, selection.num_with_spread) == ((), 1, 0)
-    kept = select([flat], estimator="grpo", aggregation="token", max_tokens=16, keep_no_spread=True)
+    assert (selection.groups, selection.num_no_spread) == ((), 1)
+    kept = select(
+        score([flat], trained_rewards([flat]), estimator="grpo"),
+        aggregation="token",
+        max_tokens=16,
+        keep_no_spread=True,
+    )
     assert advantages(kept) == [[0.0] * 8]
 
 
@@ -142,6 +148,10 @@ def test_the_weights_of_groups_left_out_stay_in_the_denominator(
 # --- the loss of a split ----------------------------------------------------------------------
 
 
+def setting(objective: ObjectiveConfig) -> LossSetting:
+    return LossSetting(objective=objective, max_tokens=16, policy_version=0)
+
+
 def losses_of(selection: Selection, budget: int, values: dict[int, float]) -> LossSums:
     """Sum over micro-batches of the loss in which every token of ``values``' ids has that loss."""
     total = LossSums()
@@ -150,7 +160,7 @@ def losses_of(selection: Selection, budget: int, values: dict[int, float]) -> Lo
         logprobs = torch.full_like(part.weights, -1.0)
         # Its own proximal: every ratio is 1, and the loss of a token is minus its advantage.
         objective = ObjectiveConfig(proximal="recompute")
-        _, sums = microbatch_loss(part, logprobs, logprobs, objective, None)
+        _, sums = microbatch_loss(part, logprobs, logprobs, setting(objective), None)
         total.add(sums)
     return total
 
@@ -161,8 +171,8 @@ def test_a_token_mean_over_lengths_one_and_nine_is_the_same_for_every_split(
 ) -> None:
     group = make_group([1], [[2], [3] * 9], [0.0, 1.0])
     sums = losses_of(chosen([group]), budget, {2: 3.0, 3: 1.0})
-    assert sums.loss == pytest.approx(1.2)
-    assert sums.tokens == 10
+    assert sums["loss"] == pytest.approx(1.2)
+    assert sums["tokens"] == 10
 
 
 def test_one_token_at_one_and_a_hundred_at_two_have_the_mean_of_all_of_them(
@@ -171,7 +181,7 @@ def test_one_token_at_one_and_a_hundred_at_two_have_the_mean_of_all_of_them(
     group = make_group([1], [[2], [3] * 100], [0.0, 1.0])
     for budget in (1, 60, 1000):
         sums = losses_of(chosen([group]), budget, {2: 1.0, 3: 2.0})
-        assert sums.loss == pytest.approx(201 / 101)
+        assert sums["loss"] == pytest.approx(201 / 101)
 
 
 @pytest.mark.parametrize("garbage", [math.nan, -1e9, math.inf])
@@ -185,7 +195,7 @@ def test_what_a_masked_token_says_leaves_no_trace(
         group = make_group([1], [[2, 3, 4], [5, 6]], [1.0, 0.0], masks=masks, logprobs=logprobs)
         (part,) = packed(chosen([group]))
         q = torch.tensor([-2.1, -2.9, -1.4], requires_grad=True)
-        loss, sums = microbatch_loss(part, q, q.detach(), ObjectiveConfig(), None)
+        loss, sums = microbatch_loss(part, q, q.detach(), setting(ObjectiveConfig()), None)
         (gradient,) = torch.autograd.grad(loss, q)
         found.append((loss.item(), gradient.tolist(), sums))
     assert found[0] == found[1]

@@ -134,3 +134,37 @@ def test_what_a_recipe_records_of_its_sampling_is_in_the_rollout_files(
         raw, sampled = rollout.raw_logprobs[2:], rollout.generator_logprobs[2:]
         # A filter and a mask only add to the probability of what they leave.
         assert all(one <= other + 1e-5 for one, other in zip(raw, sampled, strict=True))
+
+
+def test_on_policy_the_learner_agrees_with_an_engine_that_samples_what_filters_left(
+    prepare: Callable[..., PreparedRun], tmp_path: Path
+) -> None:
+    records: list[StepRecord] = []
+    monitor = FakeMonitor(on_each_step=records.append)
+    prepared = prepare(
+        "num_steps=2",
+        "sampling.temperature=0.8",
+        "sampling.top_p=0.7",
+        "sampling.top_k=9",
+        "sampling.banned_token_ids=[0]",
+        "sampling.kept_support=true",
+        "objective.kl_coefficient=0.01",
+        "learner.optimizer.learning_rate=0.01",
+    )
+
+    asyncio.run(
+        LocalRun(prepared=prepared, output=tmp_path / "run", extra_monitors=(monitor,)).train()
+    )
+
+    for record in records:
+        assert record.metrics["learner/mismatch/max_gap"] < 1e-4
+        assert record.metrics["learner/importance_ratio/max"] == pytest.approx(1.0, abs=1e-4)
+    kept = [
+        len(decode(packed))
+        for record in records
+        for group in record.groups
+        for rollout in group.rollouts
+        for packed in rollout.kept_support or ()
+    ]
+    assert max(kept) <= 9, "or nothing was filtered"
+    assert sum(kept) > len(kept), "or there was nothing to choose from"

@@ -216,7 +216,8 @@ def test_the_learning_rate_falls_over_every_update_of_the_run(start: Start) -> N
 def test_the_correction_and_its_bound_reach_the_gradient(start: Start) -> None:
     recompute = ("objective.proximal=recompute", NO_EVALUATION)
     # Far below every weight there is here, so that each token counts exactly this much.
-    tis = ("objective.correction=tis", "objective.correction_bound=0.01", "max_staleness=2")
+    weight = '{level = "token", mode = "truncate", high = 0.01}'
+    tis = (f"objective.correction.weight={weight}", "max_staleness=2")
     plain = learner_of(start(*recompute, output="plain"))._step([group("a")]).metrics
     weighed = learner_of(start(*recompute, *tis, output="tis"))._step([group("a")]).metrics
 
