@@ -21,9 +21,11 @@ VOCABULARY_TILE = 4096
 """Columns of logits held at a time. Tiles of this size stay near the cache between the passes
 over them; narrower ones make the matrix products slow."""
 
-_NEVER = -1e30
-"""The logit of a token outside the support. Its exponential is 0 beside any real logit, and unlike
--inf it leaves a tile without a kept token finite: sums of it over a vocabulary stay in fp32."""
+_NEVER = float("-inf")
+"""The logit of a token outside the support: its exponential is exactly 0, and `torch.exp` is four
+times as slow on large finite numbers of which it is 0 too."""
+_LOWEST = -1e30
+"""In place of `_NEVER` where 0 times it must be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,11 @@ class _TiledLogits:
         self._scaled = self._products.to(self.dtype)
         self._kept = None if plan.support is None else _KeptTiles(plan.support, self)
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether a support leaves out tokens, whose logit is `_NEVER`."""
+        return self._kept is not None
+
     def columns(self) -> Iterator[slice]:
         """Yield the vocabulary, tile by tile."""
         for start in range(0, len(self.weight), VOCABULARY_TILE):
@@ -196,15 +203,19 @@ class _KeptTiles:
         # One transfer to the host; every tile's part is known from then on.
         self._ends = counts.cumsum(0).tolist()
         self._place = logits.place
-        self._dropped = torch.empty(logits.tile_size, dtype=torch.bool, device=logits.hidden.device)
+        self._shifts = logits.hidden.new_full((logits.tile_size,), _NEVER, dtype=logits.dtype)
 
     def mask(self, tile: Tensor, rows: slice, columns: slice) -> Tensor:
         """Give every token of ``tile`` that is not kept the logit `_NEVER`, in place."""
         place = int(self._place(rows.start, columns.start))
         part = slice(self._ends[place - 1] if place else 0, self._ends[place])
-        dropped = self._dropped[: tile.numel()].view(tile.shape).fill_(1)
-        dropped[self._rows[part] - rows.start, self._ids[part] - columns.start] = False
-        return tile.masked_fill_(dropped, _NEVER)
+        kept = (self._rows[part] - rows.start, self._ids[part] - columns.start)
+        shifts = self._shifts[: tile.numel()].view(tile.shape)
+        # One addition over the tile: it keeps what 0 is added to.
+        shifts[kept] = 0.0
+        tile.add_(shifts)
+        shifts[kept] = _NEVER
+        return tile
 
 
 def _forward_statistics(logits: _TiledLogits) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -230,6 +241,8 @@ def _forward_statistics(logits: _TiledLogits) -> tuple[Tensor, Tensor, Tensor, T
             shift = maximum - raised
             exponential = exponentials[: tile.numel()].view(tile.shape)
             torch.exp(tile.sub_(raised.unsqueeze(1)), out=exponential)
+            if logits.is_partial:
+                tile.clamp_(min=_LOWEST)
             weighted = shift.exp() * (weighted + shift * total)
             weighted += torch.linalg.vecdot(exponential, tile)
             total = shift.exp() * total + exponential.sum(dim=1)
