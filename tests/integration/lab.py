@@ -91,6 +91,7 @@ def write_model(directory: Path, *, seed: int = 0, **changes: object) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
+        "head_dim": 32,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,

@@ -138,12 +138,13 @@ def _linear_seconds(plan: GeneratePlan, model: Path) -> float:
         widths = {linears[0].in_features for linears in decoder.linears()}
         hidden = {width: torch.randn(num_rows, width).to(dtype) for width in widths}
         last = torch.randn(num_logit_rows, decoder.config.hidden_size).to(dtype)
+        logits = torch.empty(num_logit_rows, decoder.config.vocab_size)
 
         @torch.inference_mode()
         def multiply() -> None:
             for linears in decoder.linears():
                 products(hidden[linears[0].in_features], linears)
-            products.logits(last)
+            products.logits(last, logits)
 
         return _least(multiply)
 

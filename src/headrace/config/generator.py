@@ -198,8 +198,8 @@ class GeneratorConfig(Section):
     takes all of it when it starts; null is then a quarter of what is free and at most 4 on a
     processor, and what ``vllm.gpu_memory_utilization`` leaves on a GPU."""
     batch_invariant: bool = False
-    """Give every rollout the same tokens and the same bits of log-probs alone and among others, at
-    the price of some speed; docs/DESIGN.md says what that rests on. With ``torch`` alone."""
+    """Promise every rollout the same tokens and the same bits of log-probs alone and among others,
+    or refuse where that is not kept; docs/DESIGN.md says what it rests on. With ``torch`` alone."""
     vllm: VllmConfig = VllmConfig()
     """Options of vLLM."""
     sglang: SGLangConfig = SGLangConfig()

@@ -11,7 +11,7 @@ Left out on purpose: dropout, sampling, caches, anything that depends on a batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -46,17 +46,13 @@ def plain_products(hidden: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Ten
     return [linear(hidden) for linear in linears]
 
 
-Activation = Callable[[Tensor], Tensor]
-"""silu, element by element."""
-
-
 class Decoder(nn.Module):
     """A causal language model over packed tokens."""
 
-    def __init__(self, config: DecoderConfig, activation: Activation = functional.silu) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = _Body(config, activation)
+        self.model = _Body(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -102,12 +98,10 @@ class _Body(nn.Module):
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(self, config: DecoderConfig, activation: Activation) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            _Layer(config, index, activation) for index in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(_Layer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.register_buffer("rope_cos", torch.empty(0), persistent=False)
         self.register_buffer("rope_sin", torch.empty(0), persistent=False)
@@ -131,10 +125,10 @@ class _Body(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: DecoderConfig, index: int, activation: Activation) -> None:
+    def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
         self.self_attn = _SelfAttention(config, index)
-        self.mlp = _Mlp(config, activation)
+        self.mlp = _Mlp(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -183,10 +177,9 @@ class _SelfAttention(nn.Module):
 
 
 class _Mlp(nn.Module):
-    def __init__(self, config: DecoderConfig, activation: Activation) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         bias = config.mlp_bias
-        self.activation = activation
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
@@ -197,7 +190,7 @@ class _Mlp(nn.Module):
 
     def forward(self, hidden: Tensor, products: Products) -> Tensor:
         gate, up = products(hidden, self.inputs())
-        (out,) = products(self.activation(gate) * up, (self.down_proj,))
+        (out,) = products(functional.silu(gate) * up, (self.down_proj,))
         return out
 
 

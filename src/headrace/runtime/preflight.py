@@ -28,6 +28,7 @@ from headrace.config.sglang_rules import is_api_key
 from headrace.data import LoadReport, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.generators.torch_engine.kv_cache import block_bytes
+from headrace.generators.torch_engine.runner_choice import refusals
 from headrace.generators.torch_generator import BLOCK_SIZE, free_memory
 from headrace.models.catalogue import BUNDLED, FETCHABLE, resolve_model
 from headrace.models.decoder_config import DecoderConfig
@@ -104,6 +105,7 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
                 _check_function(name, component)
     if recipe.knows("data"):
         _load_data(found)
+    found.problems += _torch_engine_problems(found)
     found.problems += _cache_problems(found)
     return found
 
@@ -347,6 +349,24 @@ def _context(config: RunConfig, model: PreparedModel) -> int:
     positions = model.decoder_config.max_positions
     limit = config.generator.vllm.max_model_len
     return positions if limit is None else min(limit, positions)
+
+
+def _torch_engine_problems(found: Preflight) -> Iterator[str]:
+    """Say what the torch engine cannot do on this device, or with such a model."""
+    recipe, config = found.recipe, found.recipe.config.generator
+    if found.model is None or config.engine != "torch" or not recipe.knows("generator"):
+        return
+    if missing_device(recipe.config.device):
+        return
+    device = engine_device(recipe.config)
+    yield from refusals(
+        found.model.decoder_config,
+        BLOCK_SIZE,
+        resolve_dtype(config.dtype, device),
+        device,
+        is_quantized=config.dtype == "int8",
+        batch_invariant=config.batch_invariant,
+    )
 
 
 def _cache_problems(found: Preflight) -> Iterator[str]:

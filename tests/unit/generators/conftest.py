@@ -32,12 +32,14 @@ SHAPE: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 50,
     "hidden_size": 16,
-    "intermediate_size": 24,
+    "intermediate_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 32,
     "max_position_embeddings": 64,
 }
+"""What the kernels for processors take; torch's own operators run heads of another size."""
 
 
 class Lab:

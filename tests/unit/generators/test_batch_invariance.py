@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from headrace.errors import GeneratorFailure
+from headrace.errors import ConfigError
 from headrace.generators import TorchGenerator
-from headrace.generators.torch_engine.invariant import probes
-from headrace.generators.torch_engine.invariant import runner as module
-from headrace.generators.torch_engine.invariant.probes import Shapes, find_shapes
-from headrace.generators.torch_engine.invariant.runner import elementwise_silu
-from headrace.generators.torch_engine.invariant.sizes import (
-    MOST,
-    SIZES,
-    agreeing_sizes,
-    cut,
-    reference_of,
-)
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_engine.rollout_state import sampling_rows
 from headrace.generators.torch_engine.sampling import draw
@@ -50,23 +37,15 @@ FAMILIES: list[dict[str, Any]] = [
         "sliding_window": 9,
         "max_window_layers": 1,
     },
-    {"model_type": "qwen3", "head_dim": 8},
+    {"model_type": "qwen3"},
 ]
 WIDTHS: list[dict[str, Any]] = [
     {},
-    {"num_key_value_heads": 4, "intermediate_size": 33},
+    {"num_key_value_heads": 4, "intermediate_size": 48, "head_dim": 64},
     {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 61},
-    {"hidden_size": 64, "num_key_value_heads": 1, "intermediate_size": 1100, "vocab_size": 300},
+    {"hidden_size": 64, "num_key_value_heads": 1, "intermediate_size": 1104, "vocab_size": 300},
 ]
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def known_shapes() -> Iterator[None]:
-    """Many generators of few models: ask the machine once for each model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "find_shapes", cache(find_shapes))
-        yield
 
 
 def workload(lab: Lab, seed: int, vocabulary: int) -> list[GenerationRequest]:
@@ -308,75 +287,17 @@ def test_drawing_depends_on_the_row_alone(
         assert support == together.kept_support[first + row]
 
 
-@given(
-    width=st.sampled_from([1, 7, 24, 33, 64]),
-    first=st.integers(0, 40),
-    count=st.integers(1, 40),
-    dtype=st.sampled_from(DTYPES),
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ({"head_dim": 16}, torch.float32),
+        ({"intermediate_size": 24}, torch.float32),
+        ({"hidden_size": 24}, torch.float32),
+        ({}, torch.float64),
+    ],
 )
-@settings(deadline=None)
-def test_the_activation_depends_on_the_element_alone(
-    width: int, first: int, count: int, dtype: torch.dtype
+def test_what_the_kernels_do_not_take_is_refused_by_name(
+    lab: Lab, shape: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    gate = torch.randn(80, width, generator=torch.Generator().manual_seed(width)).to(dtype) * 4
-    rows = slice(first, first + count)
-    assert torch.equal(elementwise_silu(gate[rows].clone()), elementwise_silu(gate)[rows])
-    torch.testing.assert_close(elementwise_silu(gate), torch.nn.functional.silu(gate))
-
-
-@given(count=st.integers(0, 700), sizes=st.sets(st.sampled_from(SIZES), min_size=1).map(sorted))
-def test_rows_are_cut_into_pieces_of_the_sizes_that_agree(count: int, sizes: list[int]) -> None:
-    pieces = list(cut(count, sizes))
-    assert [row for rows, _ in pieces for row in range(count)[rows]] == list(range(count))
-    for rows, size in pieces:
-        assert size in sizes
-        assert rows.stop - rows.start <= size
-    assert all(rows.stop - rows.start == size for rows, size in pieces[:-1])
-
-
-def rounds_alike(rows: Tensor) -> Tensor:
-    """Stands for a product whose rows come out alike in every shape."""
-    return rows.double().sqrt().unsqueeze(1)
-
-
-def rounds_otherwise_in(bad: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Stands for one that rounds otherwise in the rows that ``bad`` picks."""
-    return lambda rows: rounds_alike(rows) + bad(rows).double().unsqueeze(1) * 1e-15
-
-
-def test_sizes_that_round_otherwise_are_left_out() -> None:
-    reference = reference_of(rounds_alike)
-    assert agreeing_sizes(rounds_alike, reference) == set(SIZES)
-    for size in SIZES:
-        planted = rounds_otherwise_in(
-            lambda rows, size=size: torch.full_like(rows, len(rows) == size)
-        )
-        assert agreeing_sizes(planted, reference) == set(SIZES) - {size}
-
-
-def test_a_row_that_rounds_otherwise_in_one_place_alone_is_found() -> None:
-    last = rounds_otherwise_in(lambda rows: torch.arange(len(rows)) % 16 == 15)
-    assert not agreeing_sizes(last, reference_of(last)) & {16, 32, MOST}
-
-
-def test_a_machine_whose_rows_always_depend_on_each_other_is_refused_by_name(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probes, "agreeing_sizes", lambda *_: frozenset())
-    with pytest.raises(GeneratorFailure, match=r"generator\.batch_invariant = true.*float32"):
-        find_shapes(lab.config(), BLOCK, torch.float32, torch.device("cpu"))
-
-
-def test_a_lone_query_is_given_as_many_beside_it_as_it_takes_to_round_alike(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    score = probes.score
-
-    def rounds_small_tiles_otherwise(queries: Tensor, keys: Tensor) -> Tensor:
-        return score(queries, keys) + (queries.shape[2] < 8) * 1e-3
-
-    monkeypatch.setattr(probes, "score", rounds_small_tiles_otherwise)
-    config = lab.config(num_attention_heads=4, num_key_value_heads=2, hidden_size=256)
-    shapes = find_shapes(config, BLOCK, torch.bfloat16, torch.device("cpu"))
-    assert isinstance(shapes, Shapes)
-    assert shapes.num_queries == 4
+    with pytest.raises(ConfigError, match=r"generator\.batch_invariant = true.*multiples of 16"):
+        lab.generator(lab.config(**shape), dtype=dtype, batch_invariant=True)

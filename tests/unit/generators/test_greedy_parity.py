@@ -44,19 +44,19 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "qwen2-sliding": Qwen2Config(
         **SHAPE, use_sliding_window=True, sliding_window=5, max_window_layers=1
     ),
-    "qwen3-tied": Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+    "qwen3-tied": Qwen3Config(**SHAPE, tie_word_embeddings=True),
 }
 LENGTHS = (1, 9, 4)
 NEW = 20
 
 
+@pytest.mark.parametrize("head_dim", [8, 32], ids=["operators", "kernels"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_rollouts_are_the_tokens_of_transformers(lab: Lab, name: str) -> None:
+def test_greedy_rollouts_are_the_tokens_of_transformers(lab: Lab, name: str, head_dim: int) -> None:
     torch.manual_seed(0)
-    theirs = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
-    ours = Decoder(DecoderConfig.from_hf(CONFIGS[name].to_dict())).requires_grad_(
-        requires_grad=False
-    )
+    config = type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), "head_dim": head_dim})
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    ours = Decoder(DecoderConfig.from_hf(config.to_dict())).requires_grad_(requires_grad=False)
     ours.load_state_dict(dict(theirs.named_parameters()))
     prompts = [torch.randint(60, (length,)).tolist() for length in LENGTHS]
     requests = [

@@ -9,13 +9,12 @@ import torch
 
 from headrace.errors import ConfigError
 from headrace.generators.torch_engine import products as module
-from headrace.generators.torch_engine.products import (
-    FusedProducts,
+from headrace.generators.torch_engine.forms import (
     can_multiply_int8,
-    can_pack,
     rounded_rows,
     takes_eight_bits,
 )
+from headrace.generators.torch_engine.products import FusedProducts
 
 if TYPE_CHECKING:
     from tests.unit.generators.conftest import Lab
@@ -29,15 +28,19 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=[True, False], ids=["packed", "plain"])
-def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    if request.param and not can_pack(torch.float32):
-        pytest.skip("this machine's oneDNN does not pack fp32")
-    monkeypatch.setattr(module, "can_pack", lambda _: request.param)
+@pytest.fixture(params=[True, False], ids=["panels", "torch"])
+def panels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        without_panels(monkeypatch)
     return bool(request.param)
 
 
-@pytest.mark.usefixtures("packs")
+def without_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "can_hold", lambda *_: False)
+    monkeypatch.setattr(module, "can_hold_int8", lambda *_: False)
+
+
+@pytest.mark.usefixtures("panels")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 70])
 def test_products_are_those_of_the_decoders_own_modules(
@@ -51,7 +54,9 @@ def test_products_are_those_of_the_decoders_own_modules(
         for found, linear in zip(own(hidden, linears), linears, strict=True):
             torch.testing.assert_close(found, linear(hidden))
     hidden = torch.randn(num_rows, decoder.config.hidden_size)
-    torch.testing.assert_close(own.logits(hidden), decoder.logits(hidden))
+    logits = torch.empty(num_rows, decoder.config.vocab_size)
+    torch.testing.assert_close(own.logits(hidden, logits), decoder.logits(hidden))
+    torch.testing.assert_close(logits, decoder.logits(hidden))
 
 
 def loaded(
@@ -64,7 +69,7 @@ def loaded(
     return own, tensors
 
 
-@pytest.mark.usefixtures("packs")
+@pytest.mark.usefixtures("panels")
 @pytest.mark.parametrize("is_quantized", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_weight_that_is_held_otherwise_than_it_was_published_is_named(
@@ -80,7 +85,7 @@ def test_a_weight_that_is_held_otherwise_than_it_was_published_is_named(
         assert name in wrong.split(" or ")
 
 
-@pytest.mark.usefixtures("packs")
+@pytest.mark.usefixtures("panels")
 def test_every_product_is_read_back_once_in_so_many_turns(lab: Lab) -> None:
     own, tensors = loaded(lab, is_quantized=False)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
@@ -91,7 +96,7 @@ def test_every_product_is_read_back_once_in_so_many_turns(lab: Lab) -> None:
     assert "lm_head.weight" in together
 
 
-@pytest.mark.usefixtures("packs")
+@pytest.mark.usefixtures("panels")
 @pytest.mark.parametrize("is_quantized", [False, True])
 def test_what_was_loaded_does_not_change_with_the_learners_tensors(
     lab: Lab, *, is_quantized: bool
@@ -103,6 +108,7 @@ def test_what_was_loaded_does_not_change_with_the_learners_tensors(
     assert not list(own.differing(published, turn=0, turns=1))
 
 
+@pytest.mark.usefixtures("panels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 7, 40])
@@ -129,14 +135,15 @@ def test_eight_bit_products_are_those_of_rounded_rows_and_rounded_weights(
             assert found.dtype == dtype
             expected = literal(hidden, linear).to(dtype)
             # A value that lies between two steps may be rounded either way in fp32.
-            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=4e-2)
 
 
+@pytest.mark.usefixtures("panels")
 def test_a_row_of_zeros_stays_one_in_eight_bits(lab: Lab) -> None:
     own, _ = loaded(lab, is_quantized=True)
     hidden = torch.zeros(2, 16)
     hidden[1] = 1.0
-    logits = own.logits(hidden)
+    logits = own.logits(hidden, torch.empty(2, 50))
     assert not logits[0].any()
     assert logits[1].isfinite().all()
 
@@ -147,10 +154,6 @@ def test_few_numbers_of_rows_are_multiplied_however_many_rollouts_run() -> None:
     for num_rows, rounded in enumerate(made, start=1):
         assert num_rows <= rounded
         assert rounded - num_rows < max(16, num_rows / 8)
-
-
-def test_a_type_that_cannot_be_packed_is_found_out_by_trying() -> None:
-    assert not can_pack(torch.float64)
 
 
 def test_weights_that_an_optimizer_has_hardly_moved_are_told_apart_in_eight_bits(lab: Lab) -> None:
@@ -170,6 +173,7 @@ def test_products_of_eight_bits_are_refused_where_they_saturate(
         pairs = shifted.view(len(rows), -1, 2, 1) * signed.view(-1, 2, columns.shape[1])
         return pairs.sum(2).clamp(-(2**15), 2**15 - 1).sum(1) - 128 * signed.sum(0)
 
+    without_panels(monkeypatch)
     can_multiply_int8.cache_clear()
     monkeypatch.setattr(torch, "_int_mm", saturating)
     with pytest.raises(ConfigError, match="not exact"):

@@ -48,9 +48,10 @@ def tokens(rollouts: Sequence[Rollout]) -> list[tuple[int, ...]]:
     [
         {},
         {"model_type": "mistral", "sliding_window": 4},
-        {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+        {"model_type": "qwen3", "tie_word_embeddings": True},
+        {"model_type": "qwen3", "head_dim": 4, "intermediate_size": 24},
     ],
-    ids=["llama", "mistral-sliding", "qwen3-tied"],
+    ids=["llama", "mistral-sliding", "qwen3-tied", "qwen3-by-operators"],
 )
 def test_log_probs_are_those_of_a_full_forward_pass(
     lab: Lab, temperature: float, shape: dict[str, Any]

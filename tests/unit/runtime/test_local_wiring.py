@@ -18,7 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from headrace.compute import ComputeThread
 from headrace.controller import Controller
-from headrace.generators.torch_engine.invariant.runner import InvariantRunner
+from headrace.errors import ConfigError
+from headrace.generators.torch_engine import runner_choice
+from headrace.generators.torch_engine.cpu.panels import Panels, QuantizedPanels
+from headrace.generators.torch_engine.cpu.runner import FusedRunner
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.learners import TorchLearner
@@ -275,15 +278,17 @@ def test_weights_are_exported_in_the_generators_dtype_and_held_in_it(
     assert {parameter.dtype for parameter in masters} == {torch.float32}
 
 
-@pytest.mark.parametrize(("name", "held"), [("int8", torch.int8), ("float16", torch.float16)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("int8", QuantizedPanels), ("float16", Panels), ("float32", Panels)]
+)
 def test_matrices_are_held_in_eight_bits_where_the_recipe_says_so(
-    start: Start, name: str, held: torch.dtype
+    start: Start, name: str, kind: type[Panels | QuantizedPanels]
 ) -> None:
     runner = start(
         f"generator.dtype={name}", NO_EVALUATION
     )._parts.generator._engine._engine._runner
 
-    assert runner._products._head.form._weight.dtype == held
+    assert type(runner._products._head.form) is kind
     if name == "int8":
         assert runner._cache.dtype == resolve_dtype("auto", CPU)
 
@@ -306,14 +311,25 @@ def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Pre
     assert generator._max_cached_tokens == int(0.001 * 2**30) // block * BLOCK_SIZE
 
 
-@pytest.mark.parametrize("is_invariant", [False, True])
-def test_the_recipe_says_whether_a_rollout_is_the_same_alone_and_among_others(
-    start: Start, *, is_invariant: bool
+def test_a_promise_of_the_same_rollouts_alone_and_among_others_is_kept_or_refused(
+    start: Start, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    controller = start(f"generator.batch_invariant={str(is_invariant).lower()}", NO_EVALUATION)
+    controller = start("generator.batch_invariant=true", NO_EVALUATION)
+    assert isinstance(controller._parts.generator._engine._engine._runner, FusedRunner)
+    monkeypatch.setattr(runner_choice, "can_run", lambda *_: False)
+    prepare("generator.batch_invariant=false")
+    with pytest.raises(ConfigError, match="batch_invariant = true"):
+        prepare("generator.batch_invariant=true")
 
-    runner = controller._parts.generator._engine._engine._runner
-    assert isinstance(runner, InvariantRunner) == is_invariant
+
+def test_eight_bits_are_refused_before_the_start_where_they_are_not_exact(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_choice, "can_hold_int8", lambda *_: False)
+    prepare("generator.dtype=int8")
+    monkeypatch.setattr(runner_choice, "can_multiply_int8", lambda _: False)
+    with pytest.raises(ConfigError, match="not exact"):
+        prepare("generator.dtype=int8")
 
 
 def threads_of(controller: Controller) -> tuple[ComputeThread, ComputeThread]:

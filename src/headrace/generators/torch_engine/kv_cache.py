@@ -22,15 +22,26 @@ def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> i
 
 
 class KVCache:
-    """[blocks, kv_heads, block_size, head_dim] per layer, growing when asked."""
+    """[blocks, kv_heads, block_size, head_dim] per layer, growing when asked.
+
+    With ``has_transposed_keys`` keys lie as [blocks, kv_heads, head_dim, block_size], and are read
+    and written by whoever asked for that.
+    """
 
     def __init__(
-        self, config: DecoderConfig, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        has_transposed_keys: bool = False,
     ) -> None:
         self.block_size = block_size
         self.device, self.dtype = device, dtype
         shape = (0, config.num_kv_heads, block_size, config.head_dim)
-        self._keys = [self._zeros(shape, dtype) for _ in range(config.num_layers)]
+        turned = (*shape[:2], shape[3], shape[2]) if has_transposed_keys else shape
+        self._keys = [self._zeros(turned, dtype) for _ in range(config.num_layers)]
         self._values = [self._zeros(shape, dtype) for _ in range(config.num_layers)]
         self._gathered = (self._zeros(shape, dtype), self._zeros(shape, dtype))
         """Memory for copies of scattered blocks: fresh memory would cost more than copying."""
@@ -51,6 +62,10 @@ class KVCache:
                 new = self._zeros((num_blocks, *old.shape[1:]), old.dtype)
                 new[: len(old)] = old
                 tensors[layer] = new
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of all blocks, as they lie; valid until the cache grows."""
+        return self._keys[layer], self._values[layer]
 
     def clear(self) -> None:
         """Give everything back."""

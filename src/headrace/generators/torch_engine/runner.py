@@ -12,7 +12,6 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.kv_cache import KVCache
@@ -24,7 +23,7 @@ from headrace.generators.torch_engine.paged_attention import (
 from headrace.generators.torch_engine.products import FusedProducts
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Part
-from headrace.models.decoder import Activation, Decoder
+from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.weights import misfits, same_bits
 
@@ -68,15 +67,11 @@ class ModelRunner:
         device: torch.device,
         *,
         is_quantized: bool = False,
-        activation: Activation = functional.silu,
     ) -> None:
-        """``is_quantized``: multiply by matrices in eight bits, with all the rest in ``dtype``.
-
-        ``activation`` is silu, for those who need it in a form of their own.
-        """
+        """``is_quantized``: multiply by matrices in eight bits, with all the rest in ``dtype``."""
         self._device = device
         with torch.device("meta"):
-            decoder = Decoder(config, activation).to(dtype)
+            decoder = Decoder(config).to(dtype)
         self._decoder = decoder.requires_grad_(requires_grad=False)
         # What the weights must look like; most of them are never stored under these names.
         self._expected = dict(decoder.named_parameters())
@@ -195,16 +190,9 @@ class ModelRunner:
 
         Fresh memory of that size costs more in page faults than the arithmetic on it.
         """
-        logits = self._raw_logits(hidden)
-        if logits.dtype == torch.float32:
-            return logits
-        if len(self._logits) < len(logits):
-            self._logits = logits.new_empty(logits.shape, dtype=torch.float32)
-        return self._logits[: len(logits)].copy_(logits)
-
-    def _raw_logits(self, hidden: Tensor) -> Tensor:
-        """Return [n, vocab] for ``hidden`` [n, hidden], in whatever dtype the products give."""
-        return self._products.logits(hidden)
+        if len(self._logits) < len(hidden):
+            self._logits = torch.empty(len(hidden), self.config.vocab_size, device=self._device)
+        return self._products.logits(hidden, self._logits[: len(hidden)])
 
     def _table_of(self, running: RunningRollouts) -> BlockTable:
         """Return the table of ``running``, made again only when a row or a block has changed."""

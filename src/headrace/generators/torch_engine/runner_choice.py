@@ -1,13 +1,20 @@
-"""Which runner serves a device and what is asked of it."""
+"""Which runner serves a device and what is asked of it, and what none of them can do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
+from headrace.errors import ConfigError
+from headrace.generators.torch_engine.cpu.panels import can_hold_int8
+from headrace.generators.torch_engine.cpu.runner import FusedRunner, can_run
 from headrace.generators.torch_engine.cuda.decode_graphs import CudaGraph
 from headrace.generators.torch_engine.cuda.runner import CudaRunner, find_paged_decode
-from headrace.generators.torch_engine.invariant.runner import InvariantRunner
+from headrace.generators.torch_engine.forms import can_multiply_int8
+from headrace.generators.torch_engine.products import NO_INT8
 from headrace.generators.torch_engine.runner import ModelRunner
+from headrace.kernels.vectors import LANES
 from headrace.models.decoder_config import DecoderConfig
 
 
@@ -22,9 +29,15 @@ def choose_runner(
     is_quantized: bool,
     batch_invariant: bool,
 ) -> ModelRunner:
-    """Return one for a cache of ``num_blocks`` and ``max_rows`` rollouts at once, at most."""
-    if batch_invariant:
-        return InvariantRunner(config, block_size, dtype, device, is_quantized=is_quantized)
+    """Return one for a cache of ``num_blocks`` and ``max_rows`` rollouts at once, at most.
+
+    Raises ConfigError with `refusals`.
+    """
+    asked = {"is_quantized": is_quantized, "batch_invariant": batch_invariant}
+    if problems := list(refusals(config, block_size, dtype, device, **asked)):
+        raise ConfigError(*problems)
+    if can_run(config, block_size, dtype, device):
+        return FusedRunner(config, block_size, dtype, device, is_quantized=is_quantized)
     mix = find_paged_decode() if device.type == "cuda" else None
     if mix is None:
         return ModelRunner(config, block_size, dtype, device, is_quantized=is_quantized)
@@ -39,3 +52,25 @@ def choose_runner(
         make_graph=CudaGraph.maker(),
         is_quantized=is_quantized,
     )
+
+
+def refusals(
+    config: DecoderConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_quantized: bool,
+    batch_invariant: bool,
+) -> Iterator[str]:
+    """Say what is asked for and not to be had on ``device`` for such a model."""
+    if is_quantized and not (can_hold_int8(dtype, device, LANES) or can_multiply_int8(device)):
+        yield NO_INT8
+    if batch_invariant and not can_run(config, block_size, dtype, device):
+        yield (
+            "generator.batch_invariant = true: only the kernels for processors keep this promise, "
+            "for float32, bfloat16, float16 and int8, and for models whose hidden_size and "
+            "intermediate_size are multiples of 16 and head_dim of 32; this is "
+            f"{str(dtype).removeprefix('torch.')} on {device.type} with {config.hidden_size}, "
+            f"{config.intermediate_size} and {config.head_dim}. Set it to false"
+        )

@@ -11,11 +11,11 @@ from cuda_lab import CudaLab, RecordingGraph, assert_alike, run_out, slow_paged_
 from torch import Tensor
 
 from headrace.generators.torch_engine import products
+from headrace.generators.torch_engine.cpu.runner import FusedRunner
 from headrace.generators.torch_engine.cuda.decode_graphs import DecodeGraphs
 from headrace.generators.torch_engine.cuda.runner import find_paged_decode
 from headrace.generators.torch_engine.cuda.table_attention import DecodeInputs
 from headrace.generators.torch_engine.engine import Engine
-from headrace.generators.torch_engine.invariant.runner import InvariantRunner
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.runner_choice import choose_runner
 from headrace.models.decoder import Decoder
@@ -26,8 +26,9 @@ SCRATCH = 9
 
 @pytest.fixture(autouse=True)
 def _no_packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a device, matrices lie as they are published; oneDNN's packed ones are made anew."""
-    monkeypatch.setattr(products, "can_pack", lambda _: False)
+    """As on a device, matrices lie as they are published, not in panels."""
+    monkeypatch.setattr(products, "can_hold", lambda *_: False)
+    monkeypatch.setattr(products, "can_hold_int8", lambda *_: False)
     yield
     RecordingGraph.made = 0
 
@@ -168,16 +169,18 @@ def test_a_missing_triton_is_said_and_no_error(
     assert "install triton" in caplog.text
 
 
-@pytest.mark.parametrize("batch_invariant", [True, False])
-def test_the_processor_keeps_its_own_runners(lab: CudaLab, *, batch_invariant: bool) -> None:
+@pytest.mark.parametrize(("head_dim", "kind"), [(32, FusedRunner), (16, ModelRunner)])
+def test_the_processor_keeps_its_own_runners(
+    lab: CudaLab, head_dim: int, kind: type[ModelRunner]
+) -> None:
     runner = choose_runner(
-        lab.decoder().config,
+        lab.decoder(head_dim=head_dim).config,
         16,
         torch.float32,
         CPU,
         num_blocks=4,
         max_rows=4,
         is_quantized=False,
-        batch_invariant=batch_invariant,
+        batch_invariant=False,
     )
-    assert type(runner) is (InvariantRunner if batch_invariant else ModelRunner)
+    assert type(runner) is kind

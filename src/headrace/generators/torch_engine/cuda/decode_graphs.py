@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.generators.torch_engine.cuda.table_attention import DecodeInputs
-from headrace.generators.torch_engine.products import rounded_rows
+from headrace.generators.torch_engine.forms import rounded_rows
 
 MOST_ROWS = 512
 """Rows of the largest graph. With more the device is busy for longer than launching takes."""

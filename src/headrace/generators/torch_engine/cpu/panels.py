@@ -1,0 +1,225 @@
+"""Weight matrices in panels: what the kernels of products multiply by, as a `Form` each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headrace.generators.torch_engine.cpu.product_kernels import (
+    OUTPUTS,
+    UNSIGNED,
+    pack_kernel,
+    product_kernel,
+    quantize_kernel,
+)
+from headrace.generators.torch_engine.forms import side_by_side
+from headrace.kernels.calls import Call
+from headrace.kernels.compiled import BF16, FP16, FP32
+from headrace.kernels.vectors import LANES, has_feature
+from headrace.models.weights import same_bits
+
+WORD = 4
+"""Bytes of the unit in which panels are laid out."""
+
+STORAGE = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
+"""What kernels call the dtypes that they take."""
+
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def can_hold(dtype: torch.dtype, device: torch.device, inputs: int) -> bool:
+    """Return whether `Panels` take matrices of so many ``inputs``."""
+    return device.type == "cpu" and dtype in STORAGE and inputs * dtype.itemsize % WORD == 0
+
+
+def can_hold_int8(dtype: torch.dtype, device: torch.device, inputs: int) -> bool:
+    """Return whether `QuantizedPanels` take them, whose products are exact.
+
+    Processors without these instructions add pairs of products in 16 bits, which saturate.
+    """
+    return can_hold(dtype, device, inputs) and inputs % LANES == 0 and has_feature("avx512vnni")
+
+
+class Panels:
+    """A matrix of fp32, bf16 or fp16, see `Form`."""
+
+    def __init__(self, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+        """``out_dtype``: of the products, ``dtype`` or fp32."""
+        self._store, self._bias = _Store(), _Bias()
+        self._product = _Product(_NAMES[dtype], out_dtype)
+        self._zeros = torch.zeros(OUTPUTS)
+
+    def load(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+        """See `Form`."""
+        self._store.load(weights)
+        self._bias.load(biases)
+
+    def holds(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+        """See `Form`."""
+        return self._store.holds(weights) and self._bias.holds(biases)
+
+    def multiply(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `Form`."""
+        call = self._product.call
+        call[7] = self._zeros.data_ptr()
+        return self._product.of(hidden, self._store, self._bias, out)
+
+
+class QuantizedPanels:
+    """A matrix in eight bits, one scale for each output; inputs get one for each row.
+
+    As `Quantized`, of which it has the mathematics. Inputs are held with 128 added, for processors
+    multiply unsigned by signed bytes; the sums begin with what that adds up to, negative.
+    """
+
+    def __init__(self, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+        """``dtype``: of what is multiplied. ``out_dtype``: of the products, ``dtype`` or fp32."""
+        self._store, self._bias = _Store(), _Bias()
+        self._product = _Product("int8", out_dtype)
+        self._round = Call(quantize_kernel(storage=STORAGE[dtype], is_unsigned=True), 6)
+        self._scales = torch.empty(0)
+        """[padded outputs] in fp32: the weight that a step of 1 stands for."""
+        self._first = torch.empty(0, dtype=torch.int32)
+        """[padded outputs]: -128 times the sum of each output's weights."""
+
+    def load(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+        """See `Form`."""
+        steps, scales = _rounded(side_by_side(weights))
+        self._store.load([steps])
+        self._scales = _padded(scales)
+        self._first = _padded(steps.sum(1, dtype=torch.int32) * -UNSIGNED)
+        self._bias.load(biases)
+
+    def holds(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
+        """See `Form`: it is what ``weights`` are rounded to."""
+        steps, scales = _rounded(side_by_side(weights))
+        held = self._store.holds([steps]) and same_bits(self._scales, _padded(scales))
+        first = _padded(steps.sum(1, dtype=torch.int32) * -UNSIGNED)
+        return held and torch.equal(first, self._first) and self._bias.holds(biases)
+
+    def multiply(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `Form`."""
+        rows = torch.empty(hidden.shape, dtype=torch.uint8)
+        scales = torch.empty(len(hidden))
+        _round(self._round, hidden, rows, scales)
+        call = self._product.call
+        call[7], call[8] = self._first.data_ptr(), scales.data_ptr()
+        call[9] = self._scales.data_ptr()
+        return self._product.of(rows, self._store, self._bias, out)
+
+
+class _Product:
+    """A call of `product_kernel`."""
+
+    def __init__(self, product: str, out_dtype: torch.dtype) -> None:
+        self._out_dtype = out_dtype
+        self.call = Call(product_kernel(product, storage=STORAGE[out_dtype]), 11)
+
+    def of(self, rows: Tensor, store: _Store, bias: _Bias, out: Tensor | None) -> Tensor:
+        """Return [N, outputs], in ``out`` if given."""
+        call, num_rows, vectors = self.call, len(rows), -(-store.num_outputs // LANES)
+        is_whole = store.num_outputs == vectors * LANES
+        if out is not None and is_whole:
+            target = out
+        else:
+            target = torch.empty(num_rows, vectors * LANES, dtype=self._out_dtype)
+        call[1], call[2], call[3] = num_rows, store.words, vectors
+        call[4], call[5], call[6] = rows.data_ptr(), store.panels.data_ptr(), target.data_ptr()
+        call[10] = bias.address
+        call.run(torch.get_num_threads())
+        if is_whole:
+            return target
+        found = target[:, : store.num_outputs]
+        return found.contiguous() if out is None else out.copy_(found)
+
+
+class _Store:
+    """The panels of one matrix."""
+
+    def __init__(self) -> None:
+        self.panels = torch.empty(0, dtype=torch.int32)
+        self.words = self.num_outputs = 0
+
+    def load(self, parts: Sequence[Tensor]) -> None:
+        """Take the content of ``parts`` [some outputs, inputs]."""
+        self.num_outputs = sum(len(part) for part in parts)
+        self.words = parts[0].shape[1] * parts[0].element_size() // WORD
+        size = _padded_size(self.num_outputs) * self.words
+        if self.panels.numel() != size:
+            # One matrix at a time is held twice, and memory that is there is used again.
+            self.panels = torch.empty(0, dtype=torch.int32)
+            self.panels = torch.empty(size, dtype=torch.int32)
+        self._pack(Call(pack_kernel(is_check=False), 7), parts)
+
+    def holds(self, parts: Sequence[Tensor]) -> bool:
+        """Return whether every word is where `load` would put it."""
+        num_outputs = sum(len(part) for part in parts)
+        words = parts[0].shape[1] * parts[0].element_size() // WORD
+        if (num_outputs, words) != (self.num_outputs, self.words):
+            return False
+        differences = np.zeros(1, dtype=np.int64)
+        call = Call(pack_kernel(is_check=True), 7)
+        call[6] = differences.ctypes.data
+        self._pack(call, parts)
+        return not differences[0]
+
+    def _pack(self, call: Call, parts: Sequence[Tensor]) -> None:
+        if any(len(part) % OUTPUTS for part in parts[:-1]):
+            parts = [side_by_side(parts)]  # else a part would end inside a panel
+        target = self.panels.data_ptr()
+        for part in parts:
+            matrix = part.detach().contiguous()
+            call[1], call[2], call[3] = _padded_size(len(part)) // OUTPUTS, len(part), self.words
+            call[4], call[5] = matrix.data_ptr(), target
+            call.run(torch.get_num_threads())
+            target += WORD * self.words * _padded_size(len(part))
+
+
+class _Bias:
+    """A bias in fp32, which holds every number of the narrower types."""
+
+    def __init__(self) -> None:
+        self._numbers: Tensor | None = None
+        """[padded outputs]"""
+
+    @property
+    def address(self) -> int:
+        """0 without one."""
+        return 0 if self._numbers is None else self._numbers.data_ptr()
+
+    def load(self, biases: Sequence[Tensor]) -> None:
+        self._numbers = _padded(side_by_side(biases).float()) if biases else None
+
+    def holds(self, biases: Sequence[Tensor]) -> bool:
+        if self._numbers is None or not biases:
+            return self._numbers is None and not biases
+        return same_bits(self._numbers, _padded(side_by_side(biases).float()))
+
+
+def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``weight`` [n, k] in steps from -127 to 127, and the scale [n] of each row."""
+    weight = weight.detach().contiguous()
+    steps = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    kernel = quantize_kernel(storage=STORAGE[weight.dtype], is_unsigned=False)
+    _round(Call(kernel, 6), weight, steps, scales)
+    return steps, scales
+
+
+def _round(call: Call, rows: Tensor, steps: Tensor, scales: Tensor) -> None:
+    call[1], call[2] = rows.shape
+    call[3], call[4], call[5] = rows.data_ptr(), steps.data_ptr(), scales.data_ptr()
+    call.run(torch.get_num_threads())
+
+
+def _padded_size(num_outputs: int) -> int:
+    return -(-num_outputs // OUTPUTS) * OUTPUTS
+
+
+def _padded(column: Tensor) -> Tensor:
+    """Return ``column`` [outputs] in memory of its own, with zeros up to whole panels."""
+    return functional.pad(column.detach(), (0, _padded_size(len(column)) - len(column))).clone()

@@ -1,0 +1,233 @@
+"""Matrix products as kernels: weights in panels, any number of rows, each row's bits its own.
+
+A matrix [outputs, inputs] is held panel by panel: 16 or 32 outputs each, and within one word by
+word along the inputs. A word is four bytes: one number of fp32, two of bf16, four of eight bits.
+A tile of some rows and one panel then needs one load for each word of each, and no number is read
+from memory twice for rows that are multiplied together.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from headrace.kernels.compiled import (
+    BYTES,
+    ROWS,
+    argument,
+    inline,
+    kernel,
+    read,
+    write,
+)
+from headrace.kernels.tiles import (
+    PRODUCTS,
+    count_differences,
+    dot_rows,
+    read_turned,
+    room,
+    write_rows,
+)
+from headrace.kernels.vectors import (
+    LANES,
+    absolute,
+    add,
+    add_to,
+    address_of,
+    copy_word,
+    has_feature,
+    larger,
+    largest,
+    multiply,
+    next_item,
+    read_fp32,
+    read_int32,
+    read_number,
+    read_word,
+    round_whole,
+    splat,
+    write_byte,
+    write_number,
+)
+
+WIDTH = 2 if has_feature("avx512f") else 1
+"""Vectors of a panel: sums of `TALLEST` rows must fit into the processor's registers."""
+TALLEST = 12 if has_feature("avx512f") else 6
+"""Rows of the tallest tile."""
+SHORTER, SHORTEST = 4, 2
+"""Rows of those for what is left over; a last one is alone."""
+CHUNK = 20 * TALLEST
+"""Rows that stay in the cache while all panels pass by."""
+OUTPUTS = WIDTH * LANES
+"""Of one panel."""
+
+VECTOR = 4 * LANES
+_TILE = TALLEST * OUTPUTS
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+UNSIGNED = 128
+"""Added to a byte of a row, since processors multiply unsigned by signed ones."""
+
+
+@cache
+def pack_kernel(*, is_check: bool) -> Any:
+    """Store ``matrix`` [n, words] in ``panels``; or count in ``differences`` what is not there.
+
+    Outputs of the last panel that the matrix does not have repeat its last one. Arguments: taken,
+    number of panels, n, words of a row, matrix, panels, differences (address of an integer).
+    """
+
+    def pack(pointer: Any) -> None:
+        call = address_of(pointer)
+        num_panels, num_rows, words = argument(call, 1), argument(call, 2), argument(call, 3)
+        matrix, row_bytes = argument(call, 4), 4 * words
+        last = matrix + row_bytes * (num_rows - 1)
+        while True:
+            panel = next_item(call)
+            if panel >= num_panels:
+                break
+            target = argument(call, 5) + row_bytes * OUTPUTS * panel
+            for vector in range(WIDTH):
+                first = matrix + row_bytes * (OUTPUTS * panel + LANES * vector)
+                for word in range(0, words - words % LANES, LANES):
+                    turned = read_turned(first + 4 * word, row_bytes, last + 4 * word)
+                    cell = target + VECTOR * (WIDTH * word + vector)
+                    if is_check:
+                        found = count_differences(cell, WIDTH * VECTOR, turned)
+                        if found:
+                            add_to(argument(call, 6), found)
+                    else:
+                        write_rows(cell, WIDTH * VECTOR, turned)
+                for word in range(words - words % LANES, words):
+                    for lane in range(LANES):
+                        source = min(first + row_bytes * lane, last) + 4 * word
+                        cell = target + VECTOR * (WIDTH * word + vector) + 4 * lane
+                        if not is_check:
+                            copy_word(cell, source)
+                        elif read_word(cell) != read_word(source):
+                            add_to(argument(call, 6), 1)
+
+    return kernel(pack)
+
+
+@inline
+def _store_tile(
+    tile: int,
+    out: int,
+    stride: int,
+    num_rows: int,
+    num_vectors: int,
+    row_scales: int,
+    scales: int,
+    bias: int,
+    storage: int,
+) -> None:
+    """Write a tile's sums to ``out``: scaled where they are whole numbers, the bias added."""
+    bytes_of = BYTES[storage]
+    for row in range(num_rows):
+        for vector in range(min(WIDTH, num_vectors)):
+            cell = tile + VECTOR * (WIDTH * row + vector)
+            if row_scales != 0:
+                x = multiply(read_int32(cell), splat(read_number(row_scales + 4 * row)))
+                x = multiply(x, read_fp32(scales + VECTOR * vector))
+            else:
+                x = read_fp32(cell)
+            if bias != 0:
+                x = add(x, read_fp32(bias + VECTOR * vector))
+            write(out + stride * row + bytes_of * LANES * vector, x, storage)
+
+
+@cache
+def product_kernel(product: str, *, storage: int) -> Any:
+    """Write ``rows`` [n, words] times the matrix in ``panels`` to ``out`` [n, 16 * vectors].
+
+    ``product``: see `PRODUCTS`. With int8, rows are unsigned with 128 added, ``first`` is int32
+    [outputs]: what takes that off again, and sums are multiplied by ``row_scales`` [n] and
+    ``scales`` [outputs]; otherwise ``first`` is zeros and ``row_scales`` is 0. ``bias`` [outputs]
+    in fp32, or 0. ``storage``: of ``out``.
+
+    Arguments: taken, n, words, vectors, rows, panels, out, first, row_scales, scales, bias.
+    """
+    kind, bytes_of = PRODUCTS.index(product), BYTES[storage]
+
+    def multiply_rows(pointer: Any) -> None:
+        call = address_of(pointer)
+        num_rows, words, vectors = argument(call, 1), argument(call, 2), argument(call, 3)
+        row_scales, scales, bias = argument(call, 8), argument(call, 9), argument(call, 10)
+        stride, out_stride = 4 * words, bytes_of * LANES * vectors
+        num_panels = (vectors + WIDTH - 1) // WIDTH
+        num_chunks = (num_rows + CHUNK - 1) // CHUNK
+        tile = room(_TILE)
+        while True:
+            item = next_item(call)
+            if item >= num_panels * num_chunks:
+                break
+            number = item % num_panels
+            panel = argument(call, 5) + stride * OUTPUTS * number
+            first = argument(call, 7) + (4 * OUTPUTS * number if row_scales != 0 else 0)
+            row = item // num_panels * CHUNK
+            end = min(row + CHUNK, num_rows)
+            while row < end:
+                rows = argument(call, 4) + stride * row
+                left = end - row
+                if left >= TALLEST:
+                    tall = TALLEST
+                    dot_rows(TALLEST, WIDTH, kind, rows, stride, panel, words, first, tile)
+                elif left >= SHORTER:
+                    tall = SHORTER
+                    dot_rows(SHORTER, WIDTH, kind, rows, stride, panel, words, first, tile)
+                elif left >= SHORTEST:
+                    tall = SHORTEST
+                    dot_rows(SHORTEST, WIDTH, kind, rows, stride, panel, words, first, tile)
+                else:
+                    tall = 1
+                    dot_rows(1, WIDTH, kind, rows, stride, panel, words, first, tile)
+                _store_tile(
+                    tile,
+                    argument(call, 6) + out_stride * row + bytes_of * OUTPUTS * number,
+                    out_stride,
+                    tall,
+                    vectors - WIDTH * number,
+                    row_scales + 4 * row if row_scales != 0 else 0,
+                    scales + 4 * OUTPUTS * number,
+                    bias + 4 * OUTPUTS * number if bias != 0 else 0,
+                    storage,
+                )
+                row += tall
+
+    return kernel(multiply_rows)
+
+
+@cache
+def quantize_kernel(*, storage: int, is_unsigned: bool) -> Any:
+    """Round ``rows`` [n, size] to whole numbers from -127 to 127, each row by its own scale.
+
+    ``is_unsigned``: 128 is added to what is stored. Arguments: taken, n, size, rows, out (bytes),
+    scales (fp32 [n]: what a step of 1 stands for).
+    """
+    bytes_of, shift = BYTES[storage], UNSIGNED if is_unsigned else 0
+
+    def quantize(pointer: Any) -> None:
+        call = address_of(pointer)
+        num_rows, size = argument(call, 1), argument(call, 2)
+        shifts = splat(np.float32(shift))
+        while True:
+            first = ROWS * next_item(call)
+            if first >= num_rows:
+                break
+            for row in range(first, min(first + ROWS, num_rows)):
+                source = argument(call, 3) + bytes_of * size * row
+                out = argument(call, 4) + size * row
+                peaks = splat(_ZERO)
+                for column in range(0, size, LANES):
+                    peaks = larger(peaks, absolute(read(source + bytes_of * column, storage)))
+                # A row of zeros stays one.
+                scale = max(largest(peaks) * np.float32(1.0 / 127), np.float32(1.2e-38))
+                write_number(argument(call, 5) + 4 * row, scale)
+                steps = splat(_ONE / scale)
+                for column in range(0, size, LANES):
+                    x = multiply(read(source + bytes_of * column, storage), steps)
+                    write_byte(out + column, add(round_whole(x), shifts))
+
+    return kernel(quantize)

@@ -1,0 +1,70 @@
+"""Running a kernel on torch's own threads.
+
+A parallel operator of torch runs on the OpenMP team of the thread that calls it, and a second set
+of threads would fight that one for the cores: idle team members spin. So kernels run on the very
+same team, through the one function that every compiler's parallel regions go through.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+_RUNTIMES = ("libgomp", "libomp", "libiomp")
+
+
+class Call:
+    """A kernel and what it is called with."""
+
+    __slots__ = ("_address", "_arguments", "_function", "_pointer", "_run")
+
+    def __init__(self, kernel: Any, num_arguments: int) -> None:
+        """``num_arguments`` with the first one, which `run` sets."""
+        self._arguments = np.zeros(num_arguments, dtype=np.int64)
+        self._pointer = self._arguments.ctypes.data
+        self._address = kernel.address
+        self._function = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(kernel.address)
+        self._run = parallel_function()
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._arguments[index] = value
+
+    def run(self, num_threads: int = 1) -> None:
+        """Do all of the work. What arguments point to must outlive the call."""
+        self._arguments[0] = 0
+        if num_threads == 1 or self._run is None:
+            self._function(self._pointer)
+        else:
+            self._run(self._address, self._pointer, num_threads, 0)
+
+
+@cache
+def parallel_function() -> Any:
+    """Return GOMP_parallel(function, data, num_threads, flags) of torch's OpenMP; None: not found.
+
+    GNU's libgomp has it, and LLVM's and Intel's libomp under the same name.
+    """
+    torch.get_num_threads()  # whoever imports torch has loaded its OpenMP
+    for path in _loaded_libraries():
+        if path.name.startswith(_RUNTIMES):
+            function = getattr(ctypes.PyDLL(str(path)), "GOMP_parallel", None)
+            if function is not None:
+                function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+                function.restype = None
+                return function
+    return None
+
+
+def _loaded_libraries() -> list[Path]:
+    """Return the shared libraries of this process, those of torch first; only Linux tells."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    lines = maps.read_text(encoding="utf-8").splitlines()
+    paths = {Path(line[line.index("/") :]) for line in lines if "/" in line and ".so" in line}
+    return sorted(paths, key=lambda path: ("torch" not in path.parts, path))
