@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.kernels.compiled import Kernel
+
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 
 
 class Call:
     """A kernel and what it is called with."""
 
-    __slots__ = ("_address", "_arguments", "_function", "_pointer", "_run")
+    __slots__ = ("_arguments", "_kernel", "_pointer")
 
-    def __init__(self, kernel: Any, num_arguments: int) -> None:
+    def __init__(self, kernel: Kernel, num_arguments: int) -> None:
         """``num_arguments`` with the first one, which `run` sets."""
         self._arguments = np.zeros(num_arguments, dtype=np.int64)
-        self._pointer = self._arguments.ctypes.data
-        self._address = kernel.address
-        self._function = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(kernel.address)
-        self._run = parallel_function()
+        self._pointer: int = self._arguments.__array_interface__["data"][0]
+        self._kernel = kernel
 
     def __setitem__(self, index: int, value: int) -> None:
         self._arguments[index] = value
@@ -37,10 +37,11 @@ class Call:
     def run(self, num_threads: int = 1) -> None:
         """Do all of the work. What arguments point to must outlive the call."""
         self._arguments[0] = 0
-        if num_threads == 1 or self._run is None:
-            self._function(self._pointer)
+        parallel = parallel_function() if num_threads > 1 else None
+        if parallel is None:
+            self._kernel.on_this_thread(self._pointer)
         else:
-            self._run(self._address, self._pointer, num_threads, 0)
+            parallel(self._kernel.address, self._pointer, num_threads, 0)
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from ctypes import PYFUNCTYPE, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,21 @@ _REVISION = zlib.crc32(
 """numba looks at one file to see whether what it kept is stale; kernels are made of several."""
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+class Kernel:
+    """A compiled kernel: where it lies, and how it is called on this thread."""
+
+    __slots__ = ("_compiled", "address", "on_this_thread")
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled  # the code lives as long as this does
+        self.address: int = compiled.address
+        self.on_this_thread = PYFUNCTYPE(None, c_void_p)(compiled.address)
+
+
+def kernel(function: Callable[..., Any]) -> Kernel:
     """Compile a function of one pointer, or find what was compiled before."""
     function.__qualname__ += f"_{_REVISION:08x}"
-    return cfunc(types.void(types.voidptr), cache=True)(function)
+    return Kernel(cfunc(types.void(types.voidptr), cache=True)(function))
 
 
 inline = njit(inline="never")

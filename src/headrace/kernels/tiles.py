@@ -87,6 +87,24 @@ def write_rows(_context: Any, address: Any, stride: Any, rows: Any) -> Any:
 
 
 @compile_time
+def stream_rows(_context: Any, address: Any, stride: Any, rows: Any) -> Any:
+    """Do as `write_rows`, past the cache; vectors lie at multiples of 64 bytes.
+
+    For what is not read again soon: the cache need not fetch what is written over.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, one = values[0], builder.module.add_metadata([I32(1)])
+        for row in cgutils.unpack_tuple(builder, values[2], len(rows)):
+            stored = builder.store(row, pointer_to(builder, at, FLOATS), align=4 * LANES)
+            stored.set_metadata("nontemporal", one)
+            at = builder.add(at, values[1])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, rows), generate
+
+
+@compile_time
 def add_products(_context: Any, sums: Any, numbers: Any, stride: Any, other: Any) -> Any:
     """(sums, numbers, stride, x) -> sums, the i-th plus x times the number at i strides."""
 

@@ -94,7 +94,8 @@ def in_every_lane(builder: ir.IRBuilder, number: Any, kind: ir.VectorType = FLOA
     """Emit what makes a vector of one number."""
     undefined = ir.Constant(kind, ir.Undefined)
     single = builder.insert_element(undefined, number, I32(0))
-    return builder.shuffle_vector(single, undefined, whole(0))
+    lanes = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(single, undefined, lanes)
 
 
 def multiply_add(builder: ir.IRBuilder, left: Any, right: Any, total: Any) -> Any:

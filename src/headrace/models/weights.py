@@ -5,9 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.kernels.calls import Call
+from headrace.kernels.checksums import STRIDE, checksum_kernel
 from headrace.types import WeightUpdate
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -63,6 +66,8 @@ def _content(tensor: Tensor) -> int:
     """Sum the words of each row, and the rows by odd factors that tell them apart."""
     if tensor.numel() == 0:
         return 0
+    if tensor.device.type == "cpu" and _is_in_strides(tensor):
+        return _content_by_kernel(tensor)
     words = _words(tensor)
     sums = words.sum(1, dtype=torch.int64)
     if words.dtype == torch.int64:
@@ -70,6 +75,23 @@ def _content(tensor: Tensor) -> int:
         sums += (words >> 32).sum(1).mul_(_EVEN + 1)
     factors = torch.arange(len(sums), device=sums.device).mul_(_EVEN).add_(1)
     return int((sums * factors).sum())  # int64 wraps around, everywhere alike
+
+
+def _is_in_strides(tensor: Tensor) -> bool:
+    """Return whether the kernel takes ``tensor``: rows of whole strides of words, as they lie."""
+    row_bytes = tensor.element_size() * tensor[0].numel() if tensor.dim() > 1 else 0
+    is_whole = row_bytes > 0 and row_bytes % (8 * STRIDE) == 0
+    return is_whole and tensor.is_contiguous() and tensor.data_ptr() % 8 == 0
+
+
+def _content_by_kernel(tensor: Tensor) -> int:
+    """Return `_content`, in one pass over memory instead of three."""
+    total = np.zeros(1, dtype=np.int64)
+    call = Call(checksum_kernel(_EVEN), 5)
+    call[1], call[2] = len(tensor), tensor.nbytes // len(tensor) // 8
+    call[3], call[4] = tensor.data_ptr(), total.ctypes.data
+    call.run(torch.get_num_threads())
+    return int(total[0])
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.models import weights as module
 from headrace.models.weights import checksum, same_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]
@@ -14,6 +15,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 def weights(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {"a": (4, 4), "b": (3, 5), "c": (7,), "d": (), "e": (0, 2)}
+    shapes["f"] = (5, 128)  # whole strides of the kernel, in every type
     return {
         name: torch.randint(-9, 9, shape, generator=generator).to(dtype)
         for name, shape in shapes.items()
@@ -77,6 +79,27 @@ def test_any_two_changed_signs_are_seen(dtype: torch.dtype) -> None:
             changed = plain["a"].clone()
             changed.view(-1)[[first, second]] *= -1
             assert checksum({"a": changed}.items()) != checksum(plain.items()), (first, second)
+
+
+@given(
+    num_rows=st.integers(1, 300),
+    strides=st.integers(1, 40),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 9),
+)
+@settings(deadline=None)
+def test_the_kernel_and_plain_operators_find_the_same_number(
+    num_rows: int, strides: int, dtype: torch.dtype, seed: int
+) -> None:
+    words = torch.randint(
+        -(2**63), 2**63 - 1, (num_rows, 16 * strides), generator=torch.Generator().manual_seed(seed)
+    )
+    tensor = words.view(dtype)
+    assert module._is_in_strides(tensor)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_is_in_strides", lambda _: False)
+        expected = checksum([("a", tensor)])
+    assert checksum([("a", tensor)]) == expected
 
 
 def test_two_exchanged_tensors_are_seen() -> None:

@@ -28,7 +28,9 @@ from headrace.models.decoder_config import DecoderConfig
 from headrace.models.weights import misfits, same_bits
 
 TURNS = 16
-"""Weight updates over which every product is read back once; reading costs more than loading."""
+"""Weight updates over which every large weight is read back once: that costs as much as loading."""
+LARGE = 1 << 18
+"""Numbers of a weight that is read back in turn only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +121,17 @@ class ModelRunner:
     def verify(self, tensors: Mapping[str, Tensor]) -> None:
         """Read weights back and raise WeightSyncError when one is not as ``tensors`` has it.
 
-        All of them the first time, and after a load that failed; else every small one, and one
-        product in `TURNS`, in turn.
+        All of them the first time, and after a load that failed; else every small one, and of the
+        products and the other large ones one in `TURNS`, in turn.
         """
-        own = (n for n, weight in self._own_weights() if not same_bits(weight, tensors[n]))
-        products = self._products.differing(
-            tensors, turn=self._turn, turns=TURNS if self._turn else 1
+        turns = TURNS if self._turn else 1
+        own = (
+            name
+            for number, (name, weight) in enumerate(self._own_weights())
+            if (weight.numel() < LARGE or number % turns == self._turn % turns)
+            and not same_bits(weight, tensors[name])
         )
+        products = self._products.differing(tensors, turn=self._turn, turns=turns)
         if wrong := list(chain(own, products)):
             msg = f"{wrong[0]} is not held as it was published"
             raise WeightSyncError(msg)

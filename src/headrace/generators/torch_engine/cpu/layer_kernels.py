@@ -16,6 +16,7 @@ from headrace.kernels.compiled import (
     BYTES,
     FP32,
     ROWS,
+    Kernel,
     argument,
     inline,
     kernel,
@@ -76,7 +77,7 @@ def _inverse_rms(row: int, size: int, epsilon: float) -> Any:
 
 
 @cache
-def norm_kernel(size: int, *, storage: int) -> Any:
+def norm_kernel(size: int, *, storage: int) -> Kernel:
     """Add ``delta`` [n, size] to ``residual`` [n, size] fp32, and write its RMS norm to ``out``.
 
     out = residual / rms(residual) * weight. Arguments: taken, n, residual, delta (0: none), weight,
@@ -109,7 +110,7 @@ def norm_kernel(size: int, *, storage: int) -> Any:
 
 
 @cache
-def silu_kernel(*, storage: int) -> Any:
+def silu_kernel(*, storage: int) -> Kernel:
     """Write silu(gate) * up to ``out`` [n, size], of ``inputs`` [n, 2 * size]: gate, then up.
 
     Arguments: taken, n, size, inputs, out.
@@ -184,7 +185,7 @@ def _store_key(turned: int, keys: int, size: int, storage: int) -> None:
 
 
 @cache
-def rotate_kernel(head_dim: int, *, has_norm: bool, storage: int) -> Any:
+def rotate_kernel(head_dim: int, *, has_norm: bool, storage: int) -> Kernel:
     """Rotate queries and keys by position; put keys and values into the cache.
 
     ``inputs`` [n, (heads + 2 * kv_heads) * head_dim]: queries, keys, values of each token. Token i
@@ -327,7 +328,7 @@ def _ask_for(address: int, size: int) -> None:
 
 
 @cache
-def attention_kernel(head_dim: int, repeats: int, *, storage: int) -> Any:
+def attention_kernel(head_dim: int, repeats: int, *, storage: int) -> Kernel:
     """Mix the values that each query may look at, block by block, with a running softmax.
 
     ``queries`` [n, kv_heads * repeats, head_dim] fp32, scaled. Query i sits at ``positions[i]`` of

@@ -16,6 +16,7 @@ import numpy as np
 from headrace.kernels.compiled import (
     BYTES,
     ROWS,
+    Kernel,
     argument,
     inline,
     kernel,
@@ -28,7 +29,7 @@ from headrace.kernels.tiles import (
     dot_rows,
     read_turned,
     room,
-    write_rows,
+    stream_rows,
 )
 from headrace.kernels.vectors import (
     LANES,
@@ -71,7 +72,7 @@ UNSIGNED = 128
 
 
 @cache
-def pack_kernel(*, is_check: bool) -> Any:
+def pack_kernel(*, is_check: bool) -> Kernel:
     """Store ``matrix`` [n, words] in ``panels``; or count in ``differences`` what is not there.
 
     Outputs of the last panel that the matrix does not have repeat its last one. Arguments: taken,
@@ -98,7 +99,7 @@ def pack_kernel(*, is_check: bool) -> Any:
                         if found:
                             add_to(argument(call, 6), found)
                     else:
-                        write_rows(cell, WIDTH * VECTOR, turned)
+                        stream_rows(cell, WIDTH * VECTOR, turned)
                 for word in range(words - words % LANES, words):
                     for lane in range(LANES):
                         source = min(first + row_bytes * lane, last) + 4 * word
@@ -139,7 +140,7 @@ def _store_tile(
 
 
 @cache
-def product_kernel(product: str, *, storage: int) -> Any:
+def product_kernel(product: str, *, storage: int) -> Kernel:
     """Write ``rows`` [n, words] times the matrix in ``panels`` to ``out`` [n, 16 * vectors].
 
     ``product``: see `PRODUCTS`. With int8, rows are unsigned with 128 added, ``first`` is int32
@@ -200,7 +201,7 @@ def product_kernel(product: str, *, storage: int) -> Any:
 
 
 @cache
-def quantize_kernel(*, storage: int, is_unsigned: bool) -> Any:
+def quantize_kernel(*, storage: int, is_unsigned: bool) -> Kernel:
     """Round ``rows`` [n, size] to whole numbers from -127 to 127, each row by its own scale.
 
     ``is_unsigned``: 128 is added to what is stored. Arguments: taken, n, size, rows, out (bytes),
