@@ -60,6 +60,15 @@ class ComputeThread:
             self._tasks.put(task)
         return future
 
+    def call(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` does here, at once if this is the caller's own thread.
+
+        Else it waits for what was queued before. Raises RuntimeError once closed.
+        """
+        if threading.current_thread() is self._thread:
+            return work()
+        return self.submit(work).result()
+
     def close(self, timeout_seconds: float | None = None) -> None:
         """Do what was queued, then end. Idempotent."""
         with self._gate:

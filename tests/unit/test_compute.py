@@ -84,3 +84,14 @@ def test_work_that_nobody_wants_any_more_is_not_begun() -> None:
     compute.close()
 
     assert not begun.is_set()
+
+
+def test_a_call_waits_for_the_thread_and_on_the_thread_itself_is_made_at_once() -> None:
+    compute = ComputeThread("test", 1)
+    threads = [compute.call(threading.get_ident)]
+    threads.append(compute.submit(lambda: compute.call(threading.get_ident)).result(timeout=60))
+    compute.close()
+
+    assert threads[0] == threads[1] != threading.get_ident()
+    with pytest.raises(RuntimeError, match="was closed"):
+        compute.call(threading.get_ident)

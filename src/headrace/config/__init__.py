@@ -19,6 +19,7 @@ from headrace.config.generator import (
 )
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.load import check_config, dump_config, load_config, parse_config
+from headrace.config.lora import LoraConfig
 from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
 from headrace.config.objective import (
@@ -65,6 +66,7 @@ __all__ = [
     "HuggingFaceDiskSource",
     "JsonlSource",
     "LearnerConfig",
+    "LoraConfig",
     "LossConfig",
     "MathConfig",
     "ModelConfig",

@@ -130,7 +130,7 @@ def _describe(annotation: object, metadata: Sequence[object]) -> str:
         choices = ", ".join(f'"{choice}"' for choice in arguments)
         return f"one of {choices}" if len(arguments) > 1 else choices
     if origin is tuple:
-        return _describe_tuple(arguments)
+        return _describe_tuple(arguments) + "".join(_bound(limit) for limit in metadata)
     words = _PLAIN.get(annotation) or _describe_table(annotation)
     return words + "".join(_bound(limit) for limit in metadata)
 
@@ -154,7 +154,7 @@ def _describe_tuple(arguments: Sequence[object]) -> str:
     if get_origin(element) is Annotated:
         element, *metadata = get_args(element)
         limits = "".join(_bound(limit) for limit in _limits(metadata)).replace(",", ", each", 1)
-    kind = plural[element]
+    kind = plural.get(element) or f"texts in quotes, each {_describe(element, ())}"
     number = "" if arguments[-1] is ... else f"{len(arguments)} "
     return f"a list of {number}{kind}{limits}"
 

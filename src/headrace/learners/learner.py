@@ -43,6 +43,7 @@ from headrace.learners.selection import (
 )
 from headrace.learners.state import LearnerCounters, load_state, save_state
 from headrace.models.decoder import Decoder
+from headrace.models.lora import MergedWeights, adapter_of
 from headrace.models.weights import weight_update
 from headrace.objectives.advantages import Rewards
 from headrace.objectives.kl import k1
@@ -120,15 +121,19 @@ class TorchLearner:
     async def export(self) -> WeightUpdate:
         """Return the weights in the generators' dtype; fp32 is by reference, never a copy.
 
-        Valid until the next step.
+        An adapter is merged matrix by matrix as they are read. Valid until the next step.
         """
         return await self._on_thread(self._export)
 
     def _export(self) -> WeightUpdate:
-        tensors = {
-            name: parameter.detach().to(self._export_dtype)
-            for name, parameter in self._decoder.named_parameters()
-        }
+        tensors: Mapping[str, Tensor]
+        if adapter_of(self._decoder) is None:
+            tensors = {
+                name: parameter.detach().to(self._export_dtype)
+                for name, parameter in self._decoder.named_parameters()
+            }
+        else:
+            tensors = MergedWeights(self._decoder, self._export_dtype, self._compute.call)
         return weight_update(self._counters.policy_version, tensors)
 
     @property
@@ -344,7 +349,9 @@ class TorchLearner:
 
 
 def _frozen(decoder: Decoder) -> Decoder:
-    return copy.deepcopy(decoder).requires_grad_(requires_grad=False)
+    """Return the policy as it is now. What is not trained is shared, with an adapter nearly all."""
+    shared = {id(p): p for p in decoder.parameters() if not p.requires_grad}
+    return copy.deepcopy(decoder, shared).requires_grad_(requires_grad=False)
 
 
 def _parts(groups: Sequence[ScoredGroup], count: int) -> list[Sequence[ScoredGroup]]:

@@ -1,14 +1,16 @@
 """What a learner needs to go on exactly where it was: weights, optimizer, counters.
 
 The policy is a complete Hugging Face directory in fp32, so it is at once the checkpoint's master
-weights and something transformers loads. The optimizer is safetensors: no pickle is ever loaded.
+weights and something transformers loads; where only an adapter is trained, it is the adapter's
+directory in PEFT's format, since nothing else has changed. The optimizer is safetensors: no pickle
+is ever loaded.
 Durability and naming are the checkpoint store's business.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from torch import Tensor
 from headrace.errors import CheckpointError, ModelError
 from headrace.models.checkpoint import load_decoder, save_decoder
 from headrace.models.decoder import Decoder
+from headrace.models.lora import adapter_of, read_adapter, save_adapter, set_adapter
 
 HF_DIRECTORY = "hf"
+ADAPTER_DIRECTORY = "adapter"
 _OPTIMIZER = "optimizer.safetensors"
 _COUNTERS = "learner.json"
 _ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
@@ -51,7 +55,10 @@ def save_state(
 ) -> None:
     """Write everything into ``directory``, which exists and is empty. Raises CheckpointError."""
     try:
-        save_decoder(decoder, directory / HF_DIRECTORY, hf_config, source_directory)
+        if adapter_of(decoder) is None:
+            save_decoder(decoder, directory / HF_DIRECTORY, hf_config, source_directory)
+        else:
+            save_adapter(decoder, directory / ADAPTER_DIRECTORY, source_directory)
         save_file(dict(_optimizer_tensors(decoder, optimizer)), directory / _OPTIMIZER)
         (directory / _COUNTERS).write_text(json.dumps(asdict(counters)) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
@@ -67,18 +74,27 @@ def load_state(
     Raises CheckpointError if any part is missing or does not fit; nothing is replaced then.
     """
     try:
-        saved = load_decoder(directory / HF_DIRECTORY).state_dict()
+        replace = _read_policy(directory, decoder)
         tensors = load_file(directory / _OPTIMIZER)
         counters = LearnerCounters(**json.loads((directory / _COUNTERS).read_text("utf-8")))
         moments = _moments(decoder, tensors, expected=counters.policy_version > 0)
         # Everything is read and fits before anything is replaced; this is the last check.
-        decoder.load_state_dict(saved)
+        replace()
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError, ModelError) as error:
         msg = f"checkpoint {directory} cannot be resumed from: {error}"
         raise CheckpointError(msg) from error
     optimizer.state.clear()
     optimizer.state.update(moments)
     return counters
+
+
+def _read_policy(directory: Path, decoder: Decoder) -> Callable[[], object]:
+    """Return what replaces the weights by those that were saved, which fit. Raises ModelError."""
+    if adapter_of(decoder) is None:
+        saved = load_decoder(directory / HF_DIRECTORY).state_dict()
+        return lambda: decoder.load_state_dict(saved)
+    factors = read_adapter(decoder, directory / ADAPTER_DIRECTORY)
+    return lambda: set_adapter(decoder, factors)
 
 
 def _optimizer_tensors(
@@ -94,10 +110,10 @@ def _moments(
 ) -> dict[Tensor, dict[str, Tensor]]:
     """Return AdamW's state by parameter, on its device; empty before the first update.
 
-    Raises ValueError unless every parameter has all of its state, or none has and none is
+    Raises ValueError unless every trained parameter has all of its state, or none has and none is
     ``expected``: resuming with a fresh optimizer would change the run.
     """
-    parameters = dict(decoder.named_parameters())
+    parameters = {n: p for n, p in decoder.named_parameters() if p.requires_grad}
     names = [f"{name}:{key}" for name in parameters for key in _ADAMW_STATE]
     if unfit := sorted(set(tensors) ^ set(names if expected else ())):
         msg = f"{_OPTIMIZER} does not fit the model, among others {unfit[0]}"

@@ -28,6 +28,7 @@ from headrace.errors import CheckpointError, RunDirectoryError
 from headrace.generators import TorchGenerator, default_cache_bytes
 from headrace.generators.vllm import VllmGenerator, VllmSettings
 from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
+from headrace.learners.adapter import begin_adapter
 from headrace.models.checkpoint import load_decoder
 from headrace.monitors import (
     EvaluationMode,
@@ -191,8 +192,11 @@ class LocalRun:
     def _learner(self, num_steps: int, compute: ComputeThread) -> TorchLearner:
         config, model = self.prepared.config, self.prepared.model
         device = resolve_device(config.device)
+        decoder = load_decoder(model.directory, device=device)
+        if config.learner.lora is not None:
+            begin_adapter(decoder, config.learner.lora, seed=config.seed)
         return TorchLearner(
-            load_decoder(model.directory, device=device),
+            decoder,
             PolicySource(directory=model.directory, hf_config=model.hf_config),
             config,
             num_updates=num_steps * config.learner.num_minibatches,

@@ -19,6 +19,7 @@ from typing import Any
 from headrace.config import (
     CheckedRecipe,
     FunctionConfig,
+    LoraConfig,
     ModelConfig,
     RunConfig,
     SamplingConfig,
@@ -30,6 +31,8 @@ from headrace.errors import ConfigError, DataError, ModelError, UserError, probl
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_engine.runner_choice import refusals
 from headrace.generators.torch_generator import BLOCK_SIZE, free_memory
+from headrace.learners.adapter import adapter_shape
+from headrace.models.adapter_files import check_adapter
 from headrace.models.catalogue import BUNDLED, FETCHABLE, resolve_model
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
@@ -97,6 +100,8 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
             found.problems += _sampling_problems(recipe, found.model)
             found.problems += _length_problems(recipe, found.model)
             check_weights(found.model.directory, found.model.decoder_config)
+            if config.learner.lora is not None and recipe.knows("learner", "lora"):
+                _check_adapter(config.learner.lora, found.model)
     found.problems += _device_problems(recipe)
     found.problems += _engine_problems(recipe)
     for name, component in config.verifier.components.items():
@@ -134,6 +139,18 @@ def _prepare_model(recipe: CheckedRecipe) -> PreparedModel:
         decoder_config=DecoderConfig.from_hf(hf_config, origin=f"{directory}/config.json"),
         tokenizer=Tokenizer.load(directory),
     )
+
+
+def _check_adapter(config: LoraConfig, model: PreparedModel) -> None:
+    """Check the adapter that training starts from. Raises ConfigError."""
+    if config.start is None:
+        return
+    try:
+        shapes = model.decoder_config.tensor_shapes()
+        check_adapter(config.start, adapter_shape(config), shapes)
+    except ModelError as error:
+        msg = f'learner.lora.start = "{config.start}": {error}'
+        raise ConfigError(msg) from error
 
 
 def _check_function(name: str, component: FunctionConfig) -> None:
@@ -253,11 +270,14 @@ def _needed_bytes(config: RunConfig, decoder: DecoderConfig) -> int:
     per_layer = attention + 3 * decoder.hidden_size * decoder.intermediate_size
     embeddings = decoder.vocab_size * decoder.hidden_size * (2 - decoder.tie_word_embeddings)
     parameters = decoder.num_layers * per_layer + embeddings
-    # Master, gradient and two moments in fp32, the generator's copy, and the reference if any.
-    copies = 5 + (config.objective.kl_coefficient > 0)
-    return 4 * (
-        copies * parameters + _cached_values(config, decoder) + _kept_values(config, decoder)
-    )
+    trained, frozen = parameters, 0
+    if (lora := config.learner.lora) is not None:
+        factors = adapter_shape(lora).factor_shapes(decoder.tensor_shapes())
+        trained, frozen = sum(map(math.prod, factors.values())), parameters
+    # Master, gradient and two moments in fp32, and the reference if any; the generator's copy.
+    copies = 4 + (config.objective.kl_coefficient > 0)
+    weights = copies * trained + frozen + parameters
+    return 4 * (weights + _cached_values(config, decoder) + _kept_values(config, decoder))
 
 
 def _cached_values(config: RunConfig, decoder: DecoderConfig) -> int:

@@ -32,7 +32,7 @@ _FREE_KEYS = ("name", "eval", "checkpoint", "monitors", "num_threads", "num_step
 
 
 def fingerprint(config: RunConfig, model_directory: Path, prompts: Sequence[Prompt]) -> str:
-    """Return 32 hex digits of the model, the prompts and the settings that shape training."""
+    """Return 32 hex digits of model, starting adapter, prompts and settings that shape training."""
     digest = hashlib.blake2b(digest_size=16)
     for prompt in prompts:
         known = (prompt.prompt_id, prompt.token_ids, prompt.answer, prompt.metadata)
@@ -41,11 +41,18 @@ def fingerprint(config: RunConfig, model_directory: Path, prompts: Sequence[Prom
         if isinstance(component, FunctionConfig) and (source := _source_of(component.path)):
             digest.update(source.read_bytes())
     digest.update(json.dumps(_binding(config), sort_keys=True).encode())
-    for path in sorted(model_directory.glob("*")):
+    for path in _starting_files(config, model_directory):
         if path.suffix in {".json", ".safetensors", ".jinja"}:
             digest.update(f"{path.name} {path.stat().st_size}".encode())
             digest.update(_head(path))
     return digest.hexdigest()
+
+
+def _starting_files(config: RunConfig, model_directory: Path) -> list[Path]:
+    """Return the files beside each other in the directories of the model and of its adapter."""
+    lora = config.learner.lora
+    adapter = [] if lora is None or lora.start is None else sorted(lora.start.glob("*"))
+    return [*sorted(model_directory.glob("*")), *adapter]
 
 
 def create(directory: Path, config: RunConfig) -> None:

@@ -23,6 +23,7 @@ from transformers import (
 from headrace.compute import ComputeThread
 from headrace.config import RunConfig, parse_config
 from headrace.learners import PolicySource, TorchLearner
+from headrace.learners.adapter import begin_adapter
 from headrace.learners.selection import TrainingGroup, TrainingRow
 from headrace.models.attention import alike_runs
 from headrace.models.checkpoint import load_decoder
@@ -115,11 +116,14 @@ def make_learner(
         export_dtype: torch.dtype = torch.float32,
         **settings: object,
     ) -> TorchLearner:
-        directory = model_directory(family)
+        directory, config = model_directory(family), make_config(**settings)
+        decoder = load_decoder(directory)
+        if config.learner.lora is not None:
+            begin_adapter(decoder, config.learner.lora, seed=config.seed)
         learner = TorchLearner(
-            load_decoder(directory),
+            decoder,
             PolicySource(directory=directory, hf_config=read_hf_config(directory)),
-            make_config(**settings),
+            config,
             num_updates=num_updates,
             compute=compute,
             compute_dtype=compute_dtype,
