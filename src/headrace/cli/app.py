@@ -17,6 +17,7 @@ from headrace.cli import (
     check,
     doctor,
     evaluate,
+    export,
     fetch,
     inspect,
     report,
@@ -64,6 +65,7 @@ app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
+app.command("export")(export.export)
 app.command("fetch")(fetch.fetch)
 app.command("doctor")(doctor.doctor)
 

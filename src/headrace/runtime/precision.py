@@ -22,6 +22,11 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """
     if name in {"auto", "int8"}:
         return torch.bfloat16 if has_native_bfloat16(device) else torch.float32
+    return named_dtype(name)
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype that is called ``name``."""
     return _DTYPES[name]
 
 

@@ -1,0 +1,57 @@
+"""From a run's checkpoint to a Hugging Face model directory, an adapter merged into its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from headrace.errors import ModelError
+from headrace.learners import CheckpointStore
+from headrace.learners.state import ADAPTER_DIRECTORY, HF_DIRECTORY
+from headrace.models.adapter_files import ADAPTER_CONFIG, base_model, read_adapter_shape
+from headrace.models.catalogue import resolve_model
+from headrace.models.checkpoint import load_decoder, save_tensors
+from headrace.models.hf_files import read_hf_config
+from headrace.models.lora import MergedWeights, add_adapter, read_adapter, set_adapter
+from headrace.runtime.run_files import CHECKPOINT_DIRECTORY
+
+
+def export_model(source: Path, output: Path, dtype: torch.dtype, base: str | None = None) -> Path:
+    """Write the model of ``source`` into ``output`` and return the directory it was made from.
+
+    ``source`` is a run, of which the last checkpoint is taken, a checkpoint, or an adapter's
+    directory in PEFT's format. ``base`` is the model that an adapter is for, None for the one that
+    it names. Peak memory is the model in fp32 and one shard of the result. Raises ModelError.
+    """
+    found = _policy_directory(source)
+    if not (found / ADAPTER_CONFIG).is_file():
+        return _write(found, None, output, dtype)
+    return _write(resolve_model(base or base_model(found)), found, output, dtype)
+
+
+def _write(model: Path, adapter: Path | None, output: Path, dtype: torch.dtype) -> Path:
+    decoder = load_decoder(model)
+    if adapter is not None:
+        add_adapter(decoder, read_adapter_shape(adapter), seed=0)
+        set_adapter(decoder, read_adapter(decoder, adapter))
+    save_tensors(MergedWeights(decoder, dtype), output, read_hf_config(model), model, dtype)
+    return adapter or model
+
+
+def _policy_directory(source: Path) -> Path:
+    if (source / ADAPTER_CONFIG).is_file():
+        return source
+    checkpoint = source
+    if (source / CHECKPOINT_DIRECTORY).is_dir():
+        store = CheckpointStore(source / CHECKPOINT_DIRECTORY, keep=1, fingerprint="")
+        last = store.latest()
+        checkpoint = source if last is None else last.directory
+    for name in (HF_DIRECTORY, ADAPTER_DIRECTORY):
+        if (checkpoint / name).is_dir():
+            return checkpoint / name
+    msg = (
+        f"{source} is no run with a checkpoint, no checkpoint and no adapter; give runs/NAME, "
+        "runs/NAME/checkpoints/step-N, or a directory with adapter_config.json"
+    )
+    raise ModelError(msg)
