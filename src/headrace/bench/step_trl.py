@@ -21,7 +21,8 @@ from headrace.bench import step_workload as workload
 from headrace.bench.step_reward import reward
 from headrace.bench.trl_records import TrlPlan, TrlTimes
 
-Conversation = Sequence[Mapping[str, str]]
+Text = str | Sequence[Mapping[str, str]]
+"""Plain, or a conversation."""
 
 
 def run(plan: TrlPlan) -> TrlTimes:
@@ -48,7 +49,10 @@ def _trainer(plan: TrlPlan, folder: str, clock: object) -> Any:  # noqa: ANN401 
 
     # By name: a type checker must find the same here whether or not the extra is installed.
     trainer = importlib.import_module("trl").GRPOTrainer
-    prompts = [[{"role": "user", "content": q}] for q in workload.questions(plan.num_steps)]
+    questions = list(plan.questions)
+    prompts: list[Any] = questions
+    if plan.is_chat:
+        prompts = [[{"role": "user", "content": question}] for question in questions]
     return trainer(
         model=AutoModelForCausalLM.from_pretrained(plan.model, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(plan.model),
@@ -66,7 +70,7 @@ def _settings(plan: TrlPlan, folder: str) -> Any:  # noqa: ANN401 - untyped pack
         per_device_train_batch_size=plan.batch_size,
         gradient_accumulation_steps=workload.ROLLOUTS_PER_STEP // plan.batch_size,
         num_generations=workload.GROUP_SIZE,
-        max_completion_length=workload.MAX_TOKENS,
+        max_completion_length=plan.max_tokens,
         temperature=1.0,
         beta=0.0,
         learning_rate=workload.LEARNING_RATE,
@@ -84,13 +88,17 @@ def _settings(plan: TrlPlan, folder: str) -> Any:  # noqa: ANN401 - untyped pack
 
 
 def _rewards(
-    *, prompts: Sequence[Conversation], completions: Sequence[Conversation], **_columns: object
+    *, prompts: Sequence[Text], completions: Sequence[Text], **_columns: object
 ) -> list[float]:
-    """`step_reward.reward` as TRL calls it: a completion is a conversation of one turn."""
+    """`step_reward.reward` as TRL calls it: completions of a chat are conversations of one turn."""
     return [
-        reward(prompt[-1]["content"], completion[0]["content"], None, {})
+        reward(_content(prompt), _content(completion), None, {})
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
+
+
+def _content(text: Text) -> str:
+    return text if isinstance(text, str) else text[-1]["content"]
 
 
 def _step_clock() -> Any:  # noqa: ANN401 - untyped package
@@ -113,7 +121,7 @@ def _step_clock() -> Any:  # noqa: ANN401 - untyped package
 
 def main(plan_path: str, result_path: str) -> None:
     """Read the plan, run it, write what it took."""
-    plan = TrlPlan(**json.loads(Path(plan_path).read_text(encoding="utf-8")))
+    plan = TrlPlan.read(Path(plan_path))
     result = json.dumps(asdict(run(plan)))
     Path(result_path).write_text(result, encoding="utf-8")
 

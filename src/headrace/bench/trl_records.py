@@ -19,10 +19,20 @@ class TrlPlan:
     num_steps: int
     batch_size: int
     """Rollouts of one forward and backward pass; must divide the rollouts of a step."""
+    max_tokens: int
+    questions: tuple[str, ...]
+    is_chat: bool
+    """Whether questions go through the model's chat template."""
 
     def write(self, path: Path) -> None:
         """Write the plan for the process."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> TrlPlan:
+        """Return the plan that was written."""
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**fields | {"questions": tuple(fields["questions"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,13 @@ from headrace.bench.gradient import (
     plain_gradient,
     relative_error,
 )
+from headrace.bench.step_bound import step_operations
 from headrace.bench.step_reward import reward
+from headrace.bench.step_workload import Workload
 from headrace.bench.trl_records import TrlPlan, TrlTimes
 from headrace.config import RunConfig, load_config
 from headrace.errors import ConfigError
+from headrace.models.checkpoint import load_decoder
 from headrace.monitors.run_directory import MetricsLine
 from headrace.types import (
     Outcome,
@@ -67,19 +71,40 @@ def test_trl_is_paid_by_the_same_function() -> None:
 
 
 def test_every_step_has_prompts_of_its_own_and_more_steps_begin_the_same() -> None:
-    questions = step_workload.questions(4)
-    assert len(set(questions)) == 4 * step_workload.GROUPS_PER_STEP
-    assert step_workload.questions(9)[: len(questions)] == questions
+    for plan in (workload(Path("m"), 4), workload(Path("m"), 4, is_chat=False)):
+        questions = plan.questions
+        assert len(dict(questions)) == 4 * step_workload.GROUPS_PER_STEP
+        assert dataclasses.replace(plan, num_steps=9).questions[: len(questions)] == questions
+
+
+def test_answers_are_those_of_the_questions() -> None:
+    for is_chat in (True, False):
+        for question, answer in workload(Path("m"), 4, is_chat=is_chat).questions:
+            terms = question.rpartition(":")[2].strip(" =")
+            assert eval(terms) == int(answer)  # noqa: S307 - sums made by the benchmark
 
 
 def test_the_recipe_is_the_workload(tmp_path: Path) -> None:
     model = tmp_path / 'a "quoted" name'
-    config = load_config(step_workload.write_recipe(tmp_path, model, 4))
+    config = load_config(step_workload.write_recipe(tmp_path, workload(model, 4)))
     assert config.model.path == str(model)
     assert (config.groups_per_step, config.group_size, config.sampling.max_tokens) == (8, 8, 24)
     assert config.sampling.temperature == 1.0
     assert not config.data.shuffle
     assert {config.generator.dtype, config.learner.compute_dtype} == {"float32"}
+
+
+def test_the_recipe_of_a_variant_differs_in_what_the_variant_says(tmp_path: Path) -> None:
+    plan = workload(tmp_path / "m", 2, dtype="bfloat16", pays_answers=True, is_chat=False)
+    config = load_config(step_workload.write_recipe(tmp_path, plan))
+    assert {config.generator.dtype, config.learner.compute_dtype} == {"bfloat16"}
+    assert config.verifier.components["reward"].kind == "numeric"
+    assert config.data.template == "raw"
+    assert config.learner.max_no_signal_steps == 3
+
+
+def workload(model: Path, num_steps: int, **kw: Any) -> Workload:  # noqa: ANN401 - fields of it
+    return Workload(model=model, num_steps=num_steps, **kw)
 
 
 def measured(seconds: float, *, trained: float = 8.0) -> MetricsLine:
@@ -123,8 +148,28 @@ def test_trl_counts_with_its_faster_batch_size_and_without_its_warm_up() -> None
     assert figures["trl_num_groups_kept_share"] == 1.0
 
 
-def test_without_a_peer_there_is_no_figure_of_one() -> None:
-    assert step.trl_figures([measured(16.0)], {}) == {}
+def test_every_variant_is_compared_with_the_same_run_of_the_peer() -> None:
+    runs = {"bf16": [measured(8.0)], "fp32_skip": [measured(4.0, trained=2.0)]}
+    figures = step.speedups(runs, [measured(0.02)], {16: times(9.0, 48.0)}, {64: times(1.0, 0.06)})
+    assert figures["speedup_vs_trl_bf16"] == 6.0
+    assert figures["speedup_vs_trl_fp32_skip"] == 12.0
+    assert figures["speedup_vs_trl_nano"] == pytest.approx(3.0)
+    assert figures["trl_nano_rollouts_per_second"] == pytest.approx(64 / 0.06)
+    assert step.variant_figures(runs)["num_groups_kept_share_fp32_skip"] == 0.25
+
+
+def test_operations_are_those_of_the_modules_that_must_run(batch: Batch) -> None:
+    directory, _, groups = batch
+    decoder = load_decoder(directory)
+    fed = sum(len(group.prompt.token_ids) for group in groups)
+    sampled = 0
+    for group in groups:
+        for one in group.rollouts:
+            sampled += len(one.completion_ids)
+            fed += len(one.completion_ids) - 1
+    body = sum(linear.weight.numel() for parts in decoder.linears() for linear in parts)
+    expected = 4 * 2 * (body * fed + decoder.output_weight.numel() * sampled)
+    assert step_operations(decoder.config, groups) == expected
 
 
 def test_missing_trl_is_an_error_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +182,11 @@ def test_missing_trl_is_an_error_that_says_how_to_get_it(monkeypatch: pytest.Mon
 
 
 def test_plan_and_times_survive_their_files(tmp_path: Path) -> None:
-    plan = TrlPlan(model="m", num_steps=2, batch_size=16)
+    plan = TrlPlan(
+        model="m", num_steps=2, batch_size=16, max_tokens=3, questions=("a", "b"), is_chat=True
+    )
     plan.write(tmp_path / "plan.json")
-    assert TrlPlan(**json.loads((tmp_path / "plan.json").read_text())) == plan
+    assert TrlPlan.read(tmp_path / "plan.json") == plan
     (tmp_path / "times.json").write_text(json.dumps(dataclasses.asdict(times(1.0, 2.0))))
     assert TrlTimes.read(tmp_path / "times.json") == times(1.0, 2.0)
 
@@ -176,7 +223,7 @@ def scored_group(number: int, rewards: Sequence[float]) -> RolloutGroup:
 
 @pytest.fixture
 def batch(tiny_model: Path, tmp_path: Path) -> Batch:
-    config = load_config(step_workload.write_recipe(tmp_path, tiny_model, 1))
+    config = load_config(step_workload.write_recipe(tmp_path, workload(tiny_model, 1)))
     groups = (scored_group(0, (0.1, 0.9, 0.4)), scored_group(1, (0.7, 0.2, 0.3)))
     return tiny_model, config, groups
 
@@ -214,17 +261,17 @@ def test_the_padding_token_has_a_gradient_too(batch: Batch) -> None:
 
 @pytest.mark.slow
 def test_headrace_does_the_workload_and_keeps_every_group(tiny_model: Path, tmp_path: Path) -> None:
-    recipe = step_workload.write_recipe(tmp_path, tiny_model, 2)
-    steps = step._run_headrace(recipe, tmp_path / "run", lambda _: None)
+    steps = step._run_headrace(workload(tiny_model, 2), tmp_path, lambda _: None)
     figures = step.headrace_figures(steps)
     assert figures["num_groups_kept_share"] == 1.0
-    assert step._gradient_error(tiny_model, recipe, tmp_path / "run", lambda _: None) < 1e-4
+    assert step._gradient_error(tiny_model, tmp_path, lambda _: None) < 1e-4
 
 
 @pytest.mark.slow
 def test_trl_does_the_same_workload(tiny_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="the peer is an extra")
-    found = step._run_trl(tiny_model, 64, tmp_path, lambda _: None)
-    assert len(found.step_seconds) == len(found.completion_tokens) == step._NUM_STEPS
+    plan = workload(tiny_model, 3)
+    found = step._run_trl(plan, (64,), tmp_path, lambda _: None)[64]
+    assert len(found.step_seconds) == len(found.completion_tokens) == 3
     assert set(found.no_spread_share) == {0.0}
     assert all(0 < length <= step_workload.MAX_TOKENS for length in found.completion_tokens)
