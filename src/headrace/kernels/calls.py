@@ -17,6 +17,9 @@ import torch
 
 from headrace.kernels.compiled import Kernel
 
+LEAST_WORK = 1 << 14
+"""Vector operations, some 10 microseconds of them, below which waking other threads costs more."""
+
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 
 
@@ -34,10 +37,14 @@ class Call:
     def __setitem__(self, index: int, value: int) -> None:
         self._arguments[index] = value
 
-    def run(self, num_threads: int = 1) -> None:
-        """Do all of the work. What arguments point to must outlive the call."""
+    def run(self, num_threads: int = 1, num_vectors: int = LEAST_WORK) -> None:
+        """Do all of the work. What arguments point to must outlive the call.
+
+        ``num_vectors``: operations on whole vectors that it takes, about; few are done alone.
+        """
         self._arguments[0] = 0
-        parallel = parallel_function() if num_threads > 1 else None
+        is_worth_it = num_threads > 1 and num_vectors >= LEAST_WORK
+        parallel = parallel_function() if is_worth_it else None
         if parallel is None:
             self._kernel.on_this_thread(self._pointer)
         else:

@@ -90,7 +90,7 @@ def _content_by_kernel(tensor: Tensor) -> int:
     call = Call(checksum_kernel(_EVEN), 5)
     call[1], call[2] = len(tensor), tensor.nbytes // len(tensor) // 8
     call[3], call[4] = tensor.data_ptr(), total.ctypes.data
-    call.run(torch.get_num_threads())
+    call.run(torch.get_num_threads(), tensor.nbytes // 8)
     return int(total[0])
 
 

@@ -130,7 +130,7 @@ class _Product:
         call[1], call[2], call[3] = num_rows, store.words, vectors
         call[4], call[5], call[6] = rows.data_ptr(), store.panels.data_ptr(), target.data_ptr()
         call[10] = bias.address
-        call.run(torch.get_num_threads())
+        call.run(torch.get_num_threads(), num_rows * store.panels.numel() // LANES)
         if is_whole:
             return target
         found = target[:, : store.num_outputs]
@@ -175,7 +175,7 @@ class _Store:
             matrix = part.detach().contiguous()
             call[1], call[2], call[3] = _padded_size(len(part)) // OUTPUTS, len(part), self.words
             call[4], call[5] = matrix.data_ptr(), target
-            call.run(torch.get_num_threads())
+            call.run(torch.get_num_threads(), len(part) * self.words // LANES * 4)
             target += WORD * self.words * _padded_size(len(part))
 
 
@@ -213,7 +213,7 @@ def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _round(call: Call, rows: Tensor, steps: Tensor, scales: Tensor) -> None:
     call[1], call[2] = rows.shape
     call[3], call[4], call[5] = rows.data_ptr(), steps.data_ptr(), scales.data_ptr()
-    call.run(torch.get_num_threads())
+    call.run(torch.get_num_threads(), rows.numel() // LANES * 8)
 
 
 def _padded_size(num_outputs: int) -> int:

@@ -174,6 +174,11 @@ class FusedRunner(ModelRunner):
         of ``table`` [m, width]; all int64.
         """
         size, threads = len(ids), torch.get_num_threads()
+        # Vector operations for a number of a row: a few, and tens where there is an exponential.
+        few, many = 4 * size // LANES, 32 * size // LANES
+        config = self.config
+        for_norm, for_silu = few * config.hidden_size, many * config.intermediate_size
+        for_heads = many * config.num_heads * config.head_dim
         self._place_calls(size, positions, sequences, table)
         rows, body = self._rows, self._decoder.model
         rows.residual[:size] = functional.embedding(ids, body.embed_tokens.weight)
@@ -192,7 +197,7 @@ class FusedRunner(ModelRunner):
         norm[3] = 0  # nothing is added to the embedding before the first layer
         for index, layer in enumerate(self._layers):
             norm[4] = layer.input_norm
-            norm.run(threads)
+            norm.run(threads, for_norm)
             norm[3] = rows.added.data_ptr()
             layer.inputs.multiply(normed, inputs)
             keys, values = self._cache.layer(index)
@@ -200,16 +205,16 @@ class FusedRunner(ModelRunner):
             rotate[13] = attention[9] = values.data_ptr()
             rotate[16], rotate[17] = layer.query_norm, layer.key_norm
             attention[11] = layer.window
-            rotate.run(threads)
-            attention.run(threads)
+            rotate.run(threads, few * rows.inputs.shape[1])
+            attention.run(threads, for_heads)
             layer.output.multiply(mixed, added)
             norm[4] = layer.mlp_norm
-            norm.run(threads)
+            norm.run(threads, for_norm)
             layer.gates.multiply(normed, gates)
-            silu.run(threads)
+            silu.run(threads, for_silu)
             layer.down.multiply(active, added)
         norm[4] = body.norm.weight.data_ptr()
-        norm.run(threads)
+        norm.run(threads, for_norm)
         return normed
 
     def _place_calls(self, size: int, positions: Tensor, sequences: Tensor, table: Tensor) -> None:
