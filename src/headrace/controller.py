@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,13 @@ from typing import Protocol
 
 from headrace.buffer import RolloutBuffer, Ticket
 from headrace.data import Draw, Ledger, PromptStream
+from headrace.dropped import DroppedGroups
 from headrace.errors import GeneratorFailure, NoSignalError, RunError
 from headrace.monitors import EvaluationMode, evaluation_metrics, rollout_metrics
 from headrace.roles import Generator, Learner, Monitor, Verifier, WeightSync
 from headrace.types import (
     EvaluationRecord,
     GenerationRequest,
-    Outcome,
     Prompt,
     RolloutGroup,
     RunEvent,
@@ -42,8 +41,6 @@ from headrace.types import (
 
 WATCH_SECONDS = 60.0
 """How long nothing may arrive before the controller names what it waits for."""
-MAX_DROPPED_BATCHES = 20
-"""A step for which so many times the groups under way were dropped will not come together."""
 
 
 class Checkpoints(Protocol):
@@ -78,6 +75,9 @@ class Plan:
     group_size: int
     sampling: SamplingParams
     checkpoint_every: int
+    max_refills: int | None = None
+    """How many times the groups under way may be drawn again for one step because their rewards
+    have no spread; None trains on such groups."""
     start_step: int = 0
     """Steps done before this process: 0, or those of the checkpoint resumed from."""
     start_version: int = 0
@@ -142,8 +142,9 @@ class Controller:
         self._num_missing = (plan.num_steps - plan.start_step) * plan.groups_per_step
         """Groups that the run still needs and that are not under way."""
         self._refill = asyncio.Event()
-        self._dropped: dict[str, str] = {}
-        """Group id -> reason, of what no step has settled yet."""
+        self._dropped = DroppedGroups(
+            num_slots=parts.buffer.num_slots, max_refills=plan.max_refills
+        )
         self._in_flight: dict[Ticket, str] = {}
         self._has_rollouts = False
         self._moved_at = time.monotonic()
@@ -239,36 +240,27 @@ class Controller:
         )
 
     async def _score(self, ticket: Ticket, group: RolloutGroup) -> None:
-        """Deliver a group with verdicts, or drop it with the reason.
+        """Deliver a group with verdicts that it can be trained on by, or drop it with the reason.
 
-        Two scored rollouts are the least that can be compared with each other.
+        Raises NoSignalError when a step never comes together.
         """
         scored = group.scored(await self._parts.verifier.score(group))
         self._note_arrival()
         self._current.last_verdict_at = time.monotonic()
         self._in_flight.pop(ticket, None)
-        num_scored = sum(reward is not None for reward in scored.rewards)
-        if num_scored >= min(2, group.group_size):
+        dropped, group_id = self._dropped, group.group_id
+        if failure := dropped.failure(scored):
+            dropped.note_failure(group_id, failure)
+            self._event("dropped", f"group {group_id} dropped: {failure}")
+        elif reason := dropped.lack_of_spread(scored):
+            dropped.note_no_spread(group_id, reason)
+        else:
             await self._parts.buffer.deliver(ticket, scored)
             return
-        self._note_dropped(group.group_id, _failure_reason(scored))
-        await self._parts.buffer.drop(ticket)
-
-    def _note_dropped(self, group_id: str, reason: str) -> None:
-        """Keep the reason for the ledger. Raises NoSignalError when a step never comes together."""
-        self._dropped[group_id] = reason
         self._num_missing += 1
         self._refill.set()
-        self._event("dropped", f"group {group_id} dropped: {reason}")
-        if len(self._dropped) > MAX_DROPPED_BATCHES * self._parts.buffer.num_slots:
-            msg = f"step {self._step_done + 1} never came together: {self._drop_reasons()}"
-            raise NoSignalError(msg)
-
-    def _drop_reasons(self) -> str:
-        """Say how many groups were dropped since the last step, the commonest reasons first."""
-        reasons = Counter(self._dropped.values()).most_common(3)
-        listed = "; ".join(f"{count} for: {reason}" for reason, count in reasons)
-        return f"{len(self._dropped)} groups were dropped, {listed}"
+        dropped.judge(self._step_done + 1)
+        await self._parts.buffer.drop(ticket)
 
     async def _learn_loop(self) -> None:
         """Waits for a full batch; unblocked by ``_score``. The only loop that may end the run."""
@@ -297,14 +289,15 @@ class Controller:
         NoSignalError when there was nothing to do, since that is no success.
         """
         if self._step_done == 0:
-            msg = f"no prompt was left to train on: {self._drop_reasons()}"
+            msg = f"no prompt was left to train on: {self._dropped.table()}"
             raise NoSignalError(msg)
         if self._step_done == self._plan.start_step and not self._dropped:
             msg = (
                 "no prompt was left to train on: every epoch was finished before; raise num_epochs"
             )
             raise NoSignalError(msg)
-        self._parts.ledger.settle(self._step_done, [], self._dropped)
+        reasons, _ = self._dropped.take()
+        self._parts.ledger.settle(self._step_done, [], reasons)
         if self._evaluated_step != self._step_done:
             await self._evaluate()
 
@@ -331,8 +324,8 @@ class Controller:
         staleness = self._staleness(groups, result.num_updates)
         self._policy_version = result.policy_version
         self._step_done += 1
-        dropped, self._dropped = self._dropped, {}
-        self._parts.ledger.settle(self._step_done, [group.group_id for group in groups], dropped)
+        reasons, num_no_spread = self._dropped.take()
+        self._parts.ledger.settle(self._step_done, [group.group_id for group in groups], reasons)
         seconds = {
             "generate": self._current.generate_seconds,
             "score": self._current.score_seconds,
@@ -340,7 +333,11 @@ class Controller:
             "publish": ended - publishing,
             "step": ended - self._current.began_at,
         }
-        counts = {"learner/staleness/max": staleness, "verifier/groups/num_dropped": len(dropped)}
+        counts = {
+            "learner/staleness/max": staleness,
+            "verifier/groups/num_dropped": len(reasons) - num_no_spread,
+            "controller/groups/num_refilled": num_no_spread,
+        }
         self._report(groups, result, seconds, counts)
 
     def _staleness(self, groups: Sequence[RolloutGroup], num_updates: int) -> int:
@@ -481,15 +478,6 @@ async def _generate_and_score(
     ordered = [groups[request.group_id] for request in requests]
     verdicts = await asyncio.gather(*(verifier.score(group) for group in ordered))
     return [group.scored(v) for group, v in zip(ordered, verdicts, strict=True)]
-
-
-def _failure_reason(group: RolloutGroup) -> str:
-    """Name why a group has too few verdicts: the most telling detail among them."""
-    assert group.verdicts is not None
-    details = [v.detail for v in group.verdicts if v.reward is None and v.detail]
-    infra = sum(v.outcome is Outcome.INFRA for v in group.verdicts)
-    detail = details[0] if details else "no reason given"
-    return f"too few verdicts ({infra} of {group.group_size} were failures of ours): {detail}"
 
 
 def _first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:

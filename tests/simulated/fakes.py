@@ -284,6 +284,7 @@ class World:
     checkpoint_every: int = 100
     start_step: int = 0
     start_version: int = 0
+    max_refills: int | None = None
     evaluation: EvaluationPlan | None = None
     watch_seconds: float = 60.0
     journal: Journal = field(default_factory=list)
@@ -308,6 +309,7 @@ class World:
             group_size=self.group_size,
             sampling=SamplingParams(max_tokens=4),
             checkpoint_every=self.checkpoint_every,
+            max_refills=self.max_refills,
             start_step=self.start_step,
             start_version=self.start_version,
             evaluation=self.evaluation,

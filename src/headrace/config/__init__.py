@@ -3,6 +3,7 @@
 from headrace.config.correction import CorrectionConfig, RejectionConfig, WeightConfig
 from headrace.config.data import (
     DataConfig,
+    DynamicSamplingConfig,
     HuggingFaceDiskSource,
     JsonlSource,
     ParquetSource,
@@ -55,6 +56,7 @@ __all__ = [
     "DataConfig",
     "DeviceName",
     "DppoTvLoss",
+    "DynamicSamplingConfig",
     "EngineName",
     "EvaluationConfig",
     "ExactConfig",

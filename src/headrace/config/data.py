@@ -90,3 +90,15 @@ class DataConfig(Section):
     """``stop`` reports every bad row and ends; ``skip`` counts them and goes on."""
     shuffle: bool = True
     """Draw in a new seeded order every epoch; false keeps the source's order."""
+
+
+class DynamicSamplingConfig(Section):
+    """DAPO's dynamic sampling: each group without a spread of rewards is replaced by another.
+
+    That is dropped, with its reason in the ledger, and the next prompt drawn in its place, until a
+    batch has all its groups.
+    """
+
+    max_refills: int = Field(default=10, ge=1)
+    """How many times as many groups as can be under way are drawn again for one step at most; after
+    that the run stops with a table of the reasons."""

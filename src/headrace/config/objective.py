@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from headrace.config.correction import PRESETS, CorrectionConfig
+from headrace.config.critic import CriticConfig
 from headrace.config.section import Section
 
 ClipLow = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -113,6 +114,15 @@ class OverlongConfig(Section):
     """What a completion of ``sampling.max_tokens`` tokens loses."""
 
 
+BEYOND_GROUPS = ("reinforce_pp", "gae", "vtrace")
+"""Advantages that compare a rollout with others than those of its prompt."""
+OBJECTIVES: Mapping[str, Mapping[str, object]] = {
+    "ppo": {"advantage": "gae"},
+    "impala": {"advantage": "vtrace", "loss": "reinforce"},
+}
+"""Name -> the table it stands for: objectives that are more than a loss and a correction."""
+
+
 class ObjectiveConfig(Section):
     """The loss. docs/OBJECTIVES.md names the symbols."""
 
@@ -124,11 +134,15 @@ class ObjectiveConfig(Section):
         "opo",
         "reinforce_pp",
         "reinforce_pp_baseline",
+        "gae",
+        "vtrace",
     ] = "grpo"
     """``grpo``: (R - mean) / std of the group; ``dr_grpo``: R - mean; ``rloo``: R - mean of the
     others, ``rloo_std``: over the std; ``opo``: R - mean weighted by length; ``reinforce_pp``:
     (R - mean) / std of the batch; ``reinforce_pp_baseline``: R - mean of the group, over the std
-    of that in the batch."""
+    of that in the batch; ``gae``, ``vtrace``: a critic's, token by token."""
+    critic: CriticConfig = CriticConfig()
+    """The value head of ``gae`` and ``vtrace``."""
     overlong: OverlongConfig | None = None
     """Punish completions near the token limit; null does not."""
     loss: LossConfig = PpoClipLoss(type="ppo_clip")
@@ -154,12 +168,12 @@ class ObjectiveConfig(Section):
     @field_validator("loss", mode="before")
     @classmethod
     def _named_loss(cls, value: object) -> object:
-        return _table_of("objective.loss", value, LOSSES)
+        return table_of("objective.loss", value, LOSSES)
 
     @field_validator("correction", mode="before")
     @classmethod
     def _named_correction(cls, value: object) -> object:
-        return _table_of("objective.correction", value, PRESETS)
+        return table_of("objective.correction", value, PRESETS)
 
     @property
     def kl_in_loss(self) -> bool:
@@ -167,13 +181,19 @@ class ObjectiveConfig(Section):
         return self.kl_coefficient > 0 and self.kl_estimator != "k1_reward"
 
     @property
+    def has_critic(self) -> bool:
+        """Whether advantages come from a value head."""
+        return self.advantage in {"gae", "vtrace"}
+
+    @property
     def pulls_without_advantage(self) -> bool:
         """Whether a rollout of advantage 0 has a gradient."""
         is_anchored = isinstance(self.loss, DppoTvLoss) and self.loss.anchor > 0
-        return self.kl_in_loss or self.entropy_coefficient > 0 or is_anchored
+        is_pulled = self.kl_in_loss or self.entropy_coefficient > 0 or is_anchored
+        return is_pulled or self.has_critic
 
 
-def _table_of(key: str, value: object, named: Mapping[str, Mapping[str, object]]) -> object:
+def table_of(key: str, value: object, named: Mapping[str, Mapping[str, object]]) -> object:
     """Return the table that a name stands for, and everything else as it is."""
     if not isinstance(value, str):
         return value

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headrace.config.correction import preset_of
+from headrace.config.critic_rules import critic_refusals
 from headrace.config.generator import SamplingConfig
 from headrace.config.objective import (
+    BEYOND_GROUPS,
     DppoTvLoss,
     GspoLoss,
     LossConfig,
@@ -47,6 +49,7 @@ def objective_refusals(setting: ObjectiveSetting) -> Iterator[Refusal]:
     yield from _correction(setting)
     yield from _unweighted(setting)
     yield from _support(setting)
+    yield from critic_refusals(setting.objective, setting.num_minibatches)
 
 
 def correction_named(objective: ObjectiveConfig) -> str:
@@ -57,10 +60,11 @@ def correction_named(objective: ObjectiveConfig) -> str:
 
 def _estimator(setting: ObjectiveSetting) -> Iterator[Refusal]:
     advantage = setting.objective.advantage
-    if setting.group_size == 1 and advantage != "reinforce_pp":
+    if setting.group_size == 1 and advantage not in BEYOND_GROUPS:
         text = (
             f'group_size = 1 with objective.advantage = "{advantage}": a group of one has no '
-            'spread, so nothing could be learned; use group_size >= 2 or "reinforce_pp"'
+            'spread, so nothing could be learned; use group_size >= 2, "reinforce_pp", or a '
+            'critic ("gae", "vtrace")'
         )
         yield ("group_size", "objective.advantage"), text
     elif setting.group_size * setting.groups_per_step == 1:
@@ -124,11 +128,12 @@ def _loss(setting: ObjectiveSetting) -> Iterator[Refusal]:
 def _gspo_level(setting: ObjectiveSetting) -> Iterator[Refusal]:
     objective, weight = setting.objective, setting.objective.correction.weight
     loss, is_split = objective.loss, weight is not None and weight.level == "token"
+    is_split = is_split or objective.has_critic
     if isinstance(loss, GspoLoss) and loss.level == "token" and not is_split:
         text = (
             f'objective.loss.level = "token" with {correction_named(objective)}: where all '
             'tokens of a rollout count alike it has the gradient of "sequence"; remove it or '
-            'give a correction with weights of level "token"'
+            'give a correction with weights of level "token", or a critic\'s advantages'
         )
         yield ("objective.loss.level", "objective.correction"), text
 
@@ -214,7 +219,7 @@ def _unweighted(setting: ObjectiveSetting) -> Iterator[Refusal]:
             ),
             text,
         )
-    elif isinstance(objective.loss, ReinforceLoss) and bound > 0:
+    elif isinstance(objective.loss, ReinforceLoss) and bound > 0 and not weighs_itself(objective):
         text = (
             f'objective.loss = "reinforce" and {named} with max_staleness = {bound}: {old} and '
             'objective.proximal = "recompute", or max_staleness = 0'
@@ -254,11 +259,18 @@ def _support(setting: ObjectiveSetting) -> Iterator[Refusal]:
             yield (*keys, f"objective.{option}"), f"sampling.{', '.join(names)} {biased}{way}"
 
 
+def weighs_itself(objective: ObjectiveConfig) -> bool:
+    """Whether the advantages hold the weight against the policy that sampled."""
+    return objective.advantage == "vtrace"
+
+
 def _compared_with_generator(objective: ObjectiveConfig) -> tuple[str, str, str, str] | None:
     """Return what compares the learner with the generator, the key, how it is said, and instead."""
     correction = objective.correction
     if correction.compares_proximal or correction.off_policy_mask is not None:
         return "weights", "correction", correction_named(objective), "none"
+    if weighs_itself(objective):
+        return "weights", "advantage", 'objective.advantage = "vtrace"', "gae"
     if objective.kl_coefficient > 0 and objective.kl_estimator == "k1_reward":
         return "KL", "kl_estimator", 'objective.kl_estimator = "k1_reward"', "k3"
     if objective.proximal == "recompute" or isinstance(objective.loss, ReinforceLoss):

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from headrace.config.data import DataConfig
+from headrace.config.data import DataConfig, DynamicSamplingConfig
 from headrace.config.engine_rules import engine_refusals
 from headrace.config.evaluation import EvaluationConfig
 from headrace.config.generator import GeneratorConfig, SamplingConfig
 from headrace.config.learner import LearnerConfig
 from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
-from headrace.config.objective import ObjectiveConfig
+from headrace.config.objective import BEYOND_GROUPS, OBJECTIVES, ObjectiveConfig, table_of
 from headrace.config.objective_rules import ObjectiveSetting, objective_refusals
 from headrace.config.section import Section
 from headrace.config.verifier import VerifierConfig
@@ -51,6 +51,9 @@ class RunConfig(Section):
     """The policy."""
     data: DataConfig
     """Prompts."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Draw another prompt for every group whose rewards have no spread; null trains on what
+    comes."""
     sampling: SamplingConfig = SamplingConfig()
     """How training rollouts are sampled."""
     generator: GeneratorConfig = GeneratorConfig()
@@ -58,7 +61,7 @@ class RunConfig(Section):
     verifier: VerifierConfig
     """The reward."""
     objective: ObjectiveConfig = ObjectiveConfig()
-    """The loss."""
+    """The loss: a table, or the name of one as in `OBJECTIVES`."""
     learner: LearnerConfig = LearnerConfig()
     """The update."""
     eval: EvaluationConfig = EvaluationConfig()
@@ -67,6 +70,11 @@ class RunConfig(Section):
     """Checkpoints."""
     monitors: MonitorConfig = MonitorConfig()
     """Output."""
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _named_objective(cls, value: object) -> object:
+        return table_of("objective", value, OBJECTIVES)
 
     @property
     def eval_sampling(self) -> SamplingConfig:
@@ -93,6 +101,7 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
         )
     yield from _data_contradictions(config)
     yield from _staleness_contradictions(config)
+    yield from _refill_contradictions(config)
     setting = ObjectiveSetting(
         objective=config.objective,
         sampling=config.sampling,
@@ -137,4 +146,22 @@ def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             keys=("learner.num_minibatches", "groups_per_step"),
             text=f"learner.num_minibatches = {minibatches} with groups_per_step = "
             f"{config.groups_per_step}: a minibatch needs at least one group",
+        )
+
+
+def _refill_contradictions(config: RunConfig) -> Iterator[Contradiction]:
+    if config.dynamic_sampling is None:
+        return
+    if config.group_size == 1:
+        yield Contradiction(
+            keys=("dynamic_sampling", "group_size"),
+            text="dynamic_sampling with group_size = 1: a group of one never has a spread, so no "
+            "batch would come together; use group_size >= 2 or remove dynamic_sampling",
+        )
+    elif config.objective.advantage in BEYOND_GROUPS:
+        yield Contradiction(
+            keys=("dynamic_sampling", "objective.advantage"),
+            text=f'dynamic_sampling with objective.advantage = "{config.objective.advantage}": '
+            "rewards are not compared within their group, so one without a spread teaches as much "
+            "as another; remove dynamic_sampling or use an estimator of groups",
         )

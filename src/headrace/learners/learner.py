@@ -21,13 +21,20 @@ import torch
 from torch import Tensor
 
 from headrace.compute import ComputeThread
-from headrace.config import RunConfig
+from headrace.config import ObjectiveConfig, RunConfig
 from headrace.errors import DivergedError, NoSignalError
-from headrace.learners.loss import LossSetting, microbatch_loss, token_logprobs
+from headrace.learners.critic import Critic, critic_figures
+from headrace.learners.loss import (
+    LossSetting,
+    Readings,
+    microbatch_loss,
+    read_tokens,
+)
 from headrace.learners.metrics import LossSums, loss_figures
 from headrace.learners.minibatch import Minibatch, drop_rejected, plan_minibatch
 from headrace.learners.optimizer import (
     UpdateOutcome,
+    add_faster,
     apply_update,
     build_optimizer,
     learning_rate,
@@ -42,10 +49,11 @@ from headrace.learners.selection import (
     trained_rewards,
 )
 from headrace.learners.state import LearnerCounters, load_state, save_state
+from headrace.learners.value_head import ValueHead, named_parameters
 from headrace.models.decoder import Decoder
 from headrace.models.lora import MergedWeights, adapter_of
 from headrace.models.weights import weight_update
-from headrace.objectives.advantages import Rewards
+from headrace.objectives.advantages import AdvantageEstimator, Rewards
 from headrace.objectives.kl import k1
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
@@ -87,9 +95,18 @@ class TorchLearner:
         self._device = decoder.output_weight.device
         self._parameters = list(decoder.parameters())
         self._optimizer = build_optimizer(decoder.named_parameters(), config.learner.optimizer)
+        self._critic = self._build_critic() if config.objective.has_critic else None
         self._reference = _frozen(decoder) if config.objective.kl_coefficient > 0 else None
         self._counters = LearnerCounters()
         self._compute = compute
+
+    def _build_critic(self) -> Critic:
+        objective, size = self._config.objective, self._decoder.config.hidden_size
+        head = ValueHead(size, self._device, self._decoder.output_weight.dtype)
+        named = named_parameters(head)
+        add_faster(self._optimizer, named.items(), objective.critic.learning_rate_factor)
+        self._parameters += named.values()
+        return Critic(head, objective)
 
     async def step(self, groups: Sequence[RolloutGroup]) -> StepResult:
         """See `Learner`."""
@@ -97,23 +114,29 @@ class TorchLearner:
 
     async def save(self, directory: Path) -> None:
         """See `Learner`: the policy under ``hf/``, optimizer and counters beside it."""
-        await self._on_thread(
-            lambda: save_state(
-                directory,
-                self._decoder,
-                self._optimizer,
-                self._counters,
-                hf_config=self._source.hf_config,
-                source_directory=self._source.directory,
-            )
+        await self._on_thread(lambda: self._save(directory))
+
+    def _save(self, directory: Path) -> None:
+        save_state(
+            directory,
+            self._decoder,
+            self._optimizer,
+            self._counters,
+            hf_config=self._source.hf_config,
+            source_directory=self._source.directory,
+            head=self._head,
         )
 
     async def load(self, directory: Path) -> int:
         """See `Learner`."""
         self._counters = await self._on_thread(
-            lambda: load_state(directory, self._decoder, self._optimizer)
+            lambda: load_state(directory, self._decoder, self._optimizer, self._head)
         )
         return self._counters.policy_version
+
+    @property
+    def _head(self) -> ValueHead | None:
+        return None if self._critic is None else self._critic.head
 
     async def close(self) -> None:
         """See `Learner`. What was begun ends with the compute thread."""
@@ -151,6 +174,9 @@ class TorchLearner:
         if self._needs_proximal_pass(len(parts)):
             for part in parts:
                 sums.add(self._recompute_proximal(part))
+        if self._critic is not None and len(parts) > 1:
+            for part in parts:
+                sums.add(self._judge_ahead(part, self._critic))
         outcomes = [outcome for part in parts if (outcome := self._learn(part, sums))]
         self._judge_outcomes(outcomes)
         return StepResult(
@@ -166,12 +192,17 @@ class TorchLearner:
         if objective.overlong is not None:
             longest = self._config.sampling.max_tokens
             rewards = less_overlong(groups, rewards, objective.overlong, longest)
-        scored = score(groups, rewards, estimator=objective.advantage)
+        estimator = _estimator(objective)
+        scored = score(groups, rewards, estimator=estimator)
         self._judge_signal(groups, scored)
-        if self._reference is None or objective.kl_in_loss:
+        if not self._kl_in_reward or self._critic is not None:
             return scored
         rewards = self._less_kl(groups, rewards, scored, sums)
-        return score(groups, rewards, estimator=objective.advantage)
+        return score(groups, rewards, estimator=estimator)
+
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self._reference is not None and not self._config.objective.kl_in_loss
 
     @torch.no_grad()
     def _less_kl(
@@ -185,7 +216,7 @@ class TorchLearner:
         everything = select(scored, aggregation="token", max_tokens=1, keep_no_spread=True)
         costs: dict[int, float] = {}
         for batch in self._packed(everything.groups):
-            reference = self._logprobs(self._reference_decoder, batch)[0]
+            reference = self._logprobs(self._reference_decoder, batch)
             everywhere = batch.segments.loss_mask
             gaps = k1(batch.generator_logprobs, reference, loss_mask=everywhere)
             sums.count(reward_kl=gaps.sum(), reward_tokens=everywhere.sum())
@@ -213,14 +244,19 @@ class TorchLearner:
         is_chosen_over_all = objective.correction.m2po is not None
         return objective.proximal == "recompute" and (num_minibatches > 1 or is_chosen_over_all)
 
-    def _logprobs(self, decoder: Decoder, batch: Microbatch) -> tuple[Tensor, Tensor]:
+    def _logprobs(self, decoder: Decoder, batch: Microbatch) -> Tensor:
+        return self._read(decoder, batch).logprobs
+
+    def _read(self, decoder: Decoder, batch: Microbatch) -> Readings:
+        """Return what ``decoder``, and the critic where that is the policy, say of ``batch``."""
         with self._autocast():
-            return token_logprobs(
+            return read_tokens(
                 decoder,
                 batch,
                 self._config.sampling.temperature,
                 self._compute_dtype,
                 entropy_gradient=self._config.objective.entropy_coefficient > 0,
+                head=self._head if decoder is self._decoder else None,
             )
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -232,8 +268,36 @@ class TorchLearner:
     def _recompute_proximal(self, part: Minibatch) -> LossSums:
         """Compute p of every token, and leave out the rollouts that it rejects."""
         for batch in part.batches:
-            batch.proximal_logprobs, _ = self._logprobs(self._decoder, batch)
+            batch.proximal_logprobs = self._logprobs(self._decoder, batch)
         return drop_rejected(part, self._config, device=self._device)
+
+    @torch.no_grad()
+    def _judge_ahead(self, part: Minibatch, critic: Critic) -> LossSums:
+        """Fix advantages and targets of every token before the first update of the step."""
+        total = LossSums()
+        for batch in part.batches:
+            found = self._read(self._decoder, batch)
+            assert found.values is not None
+            batch.critique, sums = critic.judge(
+                batch, found.logprobs, found.values, self._reward_reference(batch)
+            )
+            total.add(sums)
+        return total
+
+    def _value_terms(
+        self, batch: Microbatch, found: Readings, critic: Critic, total: LossSums
+    ) -> Tensor:
+        """Give ``batch`` its token advantages, and return what its values add to the loss."""
+        assert found.values is not None
+        if batch.critique is None:
+            batch.critique, sums = critic.judge(
+                batch, found.logprobs, found.values, self._reward_reference(batch)
+            )
+            total.add(sums)
+        batch.advantages = batch.critique.advantages
+        terms, sums = critic.terms(batch, found.values, batch.critique)
+        total.add(sums)
+        return terms
 
     def _learn(self, part: Minibatch, sums: LossSums) -> UpdateOutcome | None:
         """Make one update, or none where no token is left to learn from."""
@@ -252,9 +316,14 @@ class TorchLearner:
             policy_version=self._counters.policy_version,
         )
         for batch in part.batches:
-            logprobs, entropy = self._logprobs(self._decoder, batch)
+            found = self._read(self._decoder, batch)
             reference = self._reference_logprobs(batch)
-            loss, sums = microbatch_loss(batch, logprobs, entropy, setting, reference)
+            terms = None
+            if self._critic is not None:
+                terms = self._value_terms(batch, found, self._critic, total)
+            loss, sums = microbatch_loss(
+                batch, found.logprobs, found.entropy, setting, reference, terms
+            )
             loss.backward()  # type: ignore[no-untyped-call]
             total.add(sums)
         self._leave_rejected_uncounted(part, total)
@@ -273,7 +342,13 @@ class TorchLearner:
     def _reference_logprobs(self, batch: Microbatch) -> Tensor | None:
         if not self._config.objective.kl_in_loss:
             return None
-        return self._logprobs(self._reference_decoder, batch)[0]
+        return self._logprobs(self._reference_decoder, batch)
+
+    @torch.no_grad()
+    def _reward_reference(self, batch: Microbatch) -> Tensor | None:
+        if not self._kl_in_reward:
+            return None
+        return self._logprobs(self._reference_decoder, batch)
 
     @property
     def _reference_decoder(self) -> Decoder:
@@ -345,7 +420,20 @@ class TorchLearner:
         if outcomes:
             metrics["learner/gradient/norm"] = outcomes[-1].gradient_norm
             metrics["learner/optimizer/learning_rate"] = self._optimizer.param_groups[0]["lr"]
-        return metrics | loss_figures(sums, self._config.objective)
+        return metrics | loss_figures(sums, self._config.objective) | critic_figures(sums)
+
+
+def _estimator(objective: ObjectiveConfig) -> AdvantageEstimator:
+    """Return what scores rollouts.
+
+    With a critic that says whether there is a signal, and the critic's own advantages take its
+    place token by token.
+    """
+    match objective.advantage:
+        case "gae" | "vtrace":
+            return "reinforce_pp"
+        case _:
+            return objective.advantage
 
 
 def _frozen(decoder: Decoder) -> Decoder:

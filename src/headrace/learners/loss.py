@@ -31,6 +31,7 @@ from headrace.learners.correction import Correction, correct
 from headrace.learners.metrics import LossSums
 from headrace.learners.packing import Microbatch
 from headrace.learners.shared_prefix import SharedPrefix
+from headrace.learners.value_head import ValueHead
 from headrace.models.decoder import Decoder
 from headrace.objectives.aggregation import without_rejected
 from headrace.objectives.kl import k2, k3
@@ -63,6 +64,16 @@ class LossSetting:
     """Of the weights that the current log-probs are of."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What a forward pass says of the trained tokens, [M] each, in fp32 or wider."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None
+    """Of the state before each token; None without a value head."""
+
+
 def token_logprobs(
     decoder: Decoder,
     batch: Microbatch,
@@ -71,14 +82,29 @@ def token_logprobs(
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probs and entropies [M], in fp32 or wider, of the micro-batch's trained tokens.
+    """Return the log-probs and entropies of `read_tokens`."""
+    found = read_tokens(decoder, batch, temperature, dtype, entropy_gradient=entropy_gradient)
+    return found.logprobs, found.entropy
+
+
+def read_tokens(
+    decoder: Decoder,
+    batch: Microbatch,
+    temperature: float,
+    dtype: torch.dtype = torch.float32,
+    *,
+    entropy_gradient: bool = False,
+    head: ValueHead | None = None,
+) -> Readings:
+    """Return what ``decoder`` and ``head`` say of the micro-batch's trained tokens.
 
     Over the tokens that filters left where the generator recorded them. Logits are computed for
-    predicting positions only, a chunk at a time, by products in ``dtype``.
+    predicting positions only, a chunk at a time, by products in ``dtype``. What a group's prompt
+    has in common, its last value included, is computed once.
     """
     attention = SharedPrefix(batch, decoder.config.windows)
     hidden = decoder(batch.input_ids, batch.positions, attention)
-    return linear_logprobs(
+    logprobs, entropy = linear_logprobs(
         hidden.index_select(0, batch.source_rows).to(dtype),
         decoder.output_weight,
         batch.target_ids,
@@ -87,6 +113,8 @@ def token_logprobs(
         support=batch.support,
         entropy_gradient=entropy_gradient,
     )
+    values = None if head is None else head(hidden).index_select(0, batch.source_rows)
+    return Readings(logprobs=logprobs, entropy=entropy, values=values)
 
 
 def microbatch_loss(
@@ -95,10 +123,12 @@ def microbatch_loss(
     entropy: Tensor,
     setting: LossSetting,
     reference_logprobs: Tensor | None,
+    value_terms: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:
     """Return the differentiable loss and its sums for current ``logprobs`` q [M].
 
-    ``reference_logprobs`` [M] are those of the KL term, None where the loss has none.
+    ``reference_logprobs`` [M] are those of the KL term, None where the loss has none;
+    ``value_terms`` [M] what a critic adds for each token.
     """
     objective = setting.objective
     proximal = _proximal(batch, logprobs, setting)
@@ -107,6 +137,8 @@ def microbatch_loss(
     weights, rejected_share = _denominators(batch, correction, setting)
     surrogate, clipped = token_objective(objective.loss, batch, logprobs, proximal, segments)
     pull = _pull(objective, logprobs, entropy, reference_logprobs, correction.kept)
+    if value_terms is not None:
+        pull = pull + torch.where(correction.kept, value_terms, 0.0)
     loss = (weights * (pull - correction.weights * surrogate)).sum()
 
     own = proximal if objective.proximal == "recompute" else logprobs

@@ -18,6 +18,9 @@ from torch.nn import Parameter
 
 from headrace.config import OptimizerConfig
 
+_FACTOR = "learning_rate_factor"
+"""Key of a parameter group whose rate is not the policy's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateOutcome:
@@ -53,6 +56,14 @@ def build_optimizer(
         eps=config.epsilon,
         fused=True,
     )
+
+
+def add_faster(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Parameter]], factor: float
+) -> None:
+    """Let it update ``(name, parameter)`` pairs too, undecayed, at ``factor`` times its rate."""
+    group = {"params": [*parameters], "weight_decay": 0.0, _FACTOR: factor}
+    optimizer.add_param_group(group)
 
 
 def learning_rate(config: OptimizerConfig, update_index: int, num_updates: int) -> float:
@@ -97,7 +108,7 @@ def apply_update(
         if norm > max_norm:
             _scale_gradients(parameters, max_norm / norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group.get(_FACTOR, 1.0)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return UpdateOutcome(gradient_norm=norm, applied=applied)

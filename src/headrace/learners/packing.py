@@ -25,6 +25,16 @@ from headrace.types import Rollout
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Critique:
+    """What the critic says of each token, [M] each."""
+
+    advantages: Tensor
+    targets: Tensor
+    values: Tensor
+    """Those that both were computed from."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Microbatch:
     """Packed tensors of one forward and backward pass.
@@ -57,10 +67,14 @@ class Microbatch:
     """[M]"""
     advantages: Tensor
     """[M]"""
+    rewards: Tensor
+    """[R]"""
     weights: Tensor
     """[M] so that loss = -sum(weights * objective) over all micro-batches."""
     proximal_logprobs: Tensor | None = None
     """[M] once recomputed; None when the generator's serve or the first pass gives them."""
+    critique: Critique | None = None
+    """The critic's judgement, once it was made."""
     moment_limit: float | None = None
     """Largest (mu - p)^2 that is trained on; None: any."""
 
@@ -142,6 +156,7 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
             [lp for row in rows for lp in _trained_part(row, row.rollout.generator_logprobs)]
         ).to(device),
         advantages=per_row([row.advantage for row in rows]),
+        rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32).to(device),
         weights=per_row([row.weight for row in rows]),
         proximal_logprobs=_known_proximal(rows, device),
     )

@@ -24,6 +24,8 @@ class TrainingRow:
     advantage: float
     weight: float
     """What one of its tokens counts: 1 / (the global denominator's share)."""
+    reward: float = 0.0
+    """As it is trained on; a critic reads it."""
     proximal_logprobs: tuple[float, ...] | None = None
     """Of its trained tokens, where they are known before the minibatch's pass."""
 
@@ -162,7 +164,12 @@ def select(
     rewards: list[float] = []
     for group in groups:
         weighted = tuple(
-            TrainingRow(rollout=row.rollout, advantage=row.advantage, weight=next(weights))
+            TrainingRow(
+                rollout=row.rollout,
+                advantage=row.advantage,
+                weight=next(weights),
+                reward=row.reward,
+            )
             for row in group.rows
         )
         if weighted and (group.has_signal or keep_no_spread):

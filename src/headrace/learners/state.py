@@ -19,8 +19,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import Parameter
 
 from headrace.errors import CheckpointError, ModelError
+from headrace.learners.value_head import ValueHead, named_parameters, read_head, save_head
 from headrace.models.checkpoint import load_decoder, save_decoder
 from headrace.models.decoder import Decoder
 from headrace.models.lora import adapter_of, read_adapter, save_adapter, set_adapter
@@ -52,6 +54,7 @@ def save_state(
     *,
     hf_config: Mapping[str, Any],
     source_directory: Path,
+    head: ValueHead | None = None,
 ) -> None:
     """Write everything into ``directory``, which exists and is empty. Raises CheckpointError."""
     try:
@@ -59,7 +62,11 @@ def save_state(
             save_decoder(decoder, directory / HF_DIRECTORY, hf_config, source_directory)
         else:
             save_adapter(decoder, directory / ADAPTER_DIRECTORY, source_directory)
-        save_file(dict(_optimizer_tensors(decoder, optimizer)), directory / _OPTIMIZER)
+        save_file(
+            dict(_optimizer_tensors(_trained(decoder, head), optimizer)), directory / _OPTIMIZER
+        )
+        if head is not None:
+            save_head(directory, head)
         (directory / _COUNTERS).write_text(json.dumps(asdict(counters)) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         msg = f"checkpoint {directory} could not be written: {error}"
@@ -67,7 +74,10 @@ def save_state(
 
 
 def load_state(
-    directory: Path, decoder: Decoder, optimizer: torch.optim.Optimizer
+    directory: Path,
+    decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
+    head: ValueHead | None = None,
 ) -> LearnerCounters:
     """Restore what `save_state` wrote, in place.
 
@@ -77,12 +87,15 @@ def load_state(
         replace = _read_policy(directory, decoder)
         tensors = load_file(directory / _OPTIMIZER)
         counters = LearnerCounters(**json.loads((directory / _COUNTERS).read_text("utf-8")))
-        moments = _moments(decoder, tensors, expected=counters.policy_version > 0)
+        moments = _moments(_trained(decoder, head), tensors, expected=counters.policy_version > 0)
+        saved_head = None if head is None else read_head(directory, head)
         # Everything is read and fits before anything is replaced; this is the last check.
         replace()
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError, ModelError) as error:
         msg = f"checkpoint {directory} cannot be resumed from: {error}"
         raise CheckpointError(msg) from error
+    if head is not None and saved_head is not None:
+        head.load_state_dict(saved_head)
     optimizer.state.clear()
     optimizer.state.update(moments)
     return counters
@@ -97,23 +110,28 @@ def _read_policy(directory: Path, decoder: Decoder) -> Callable[[], object]:
     return lambda: set_adapter(decoder, factors)
 
 
+def _trained(decoder: Decoder, head: ValueHead | None) -> dict[str, Parameter]:
+    """Return everything that is trained, by name."""
+    own = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
+    return own | named_parameters(head)
+
+
 def _optimizer_tensors(
-    decoder: Decoder, optimizer: torch.optim.Optimizer
+    parameters: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in decoder.named_parameters():
+    for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             yield f"{name}:{key}", value.contiguous()
 
 
 def _moments(
-    decoder: Decoder, tensors: Mapping[str, Tensor], *, expected: bool
+    parameters: Mapping[str, Parameter], tensors: Mapping[str, Tensor], *, expected: bool
 ) -> dict[Tensor, dict[str, Tensor]]:
     """Return AdamW's state by parameter, on its device; empty before the first update.
 
     Raises ValueError unless every trained parameter has all of its state, or none has and none is
     ``expected``: resuming with a fresh optimizer would change the run.
     """
-    parameters = {n: p for n, p in decoder.named_parameters() if p.requires_grad}
     names = [f"{name}:{key}" for name in parameters for key in _ADAMW_STATE]
     if unfit := sorted(set(tensors) ^ set(names if expected else ())):
         msg = f"{_OPTIMIZER} does not fit the model, among others {unfit[0]}"

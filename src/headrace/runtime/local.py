@@ -207,6 +207,7 @@ class LocalRun:
 
     def _plan(self, num_steps: int, step: int, version: int) -> Plan:
         config = self.prepared.config
+        refills = config.dynamic_sampling
         return Plan(
             seed=config.seed,
             num_steps=num_steps,
@@ -214,6 +215,7 @@ class LocalRun:
             group_size=config.group_size,
             sampling=sampling_params(config.sampling, self.prepared.model.tokenizer),
             checkpoint_every=config.checkpoint.every,
+            max_refills=None if refills is None else refills.max_refills,
             start_step=step,
             start_version=version,
             evaluation=evaluation_plan(self.prepared),

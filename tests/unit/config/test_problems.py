@@ -112,7 +112,7 @@ def test_an_unknown_key_is_told_where_it_belongs(recipe: dict[str, Any], line: s
         (tree(eval={"sampling": {"allowed_token_ids": [3], "banned_token_ids": [3]}}), "eval.sampling: allowed_token_ids without banned_token_ids leaves no token to sample"),
         (tree(sampling={"kept_support": True}), "sampling: kept_support = true without top_p, top_k and min_p: all tokens are kept, so there is nothing to record; set one of them or leave it out"),
         (tree(learner={"optimizer": {"betas": [0.9]}}), "learner.optimizer.betas = [0.9]: must be a list of 2 numbers, each at least 0, below 1"),
-        (tree(objective={"advantage": "grp"}), 'objective.advantage = "grp": must be one of "grpo", "dr_grpo", "rloo", "rloo_std", "opo", "reinforce_pp", "reinforce_pp_baseline"'),
+        (tree(objective={"advantage": "grp"}), 'objective.advantage = "grp": must be one of "grpo", "dr_grpo", "rloo", "rloo_std", "opo", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace"'),
         (tree(objective={"loss": "ppo"}), 'objective.loss = "ppo": must be a table, or one of "ppo_clip", "reinforce", "cispo", "gspo", "gmpo", "sapo", "dppo_tv", "prime"'),
         (tree(data={"train": {"type": "jsonl", "path": "x"}, "shuffle": "no"}), 'data.shuffle = "no": must be true or false'),
         (tree(eval={"sampling": {"top_p": 2}}), "eval.sampling.top_p = 2: must be a number, above 0, at most 1"),
@@ -166,6 +166,52 @@ def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
         (
             {"objective": {"proximal": "recompute"}, "max_staleness": 2},
             'objective.proximal = "recompute" and objective.correction = "none" with max_staleness = 2',
+        ),
+        (
+            {"dynamic_sampling": {}, "group_size": 1, "objective": {"advantage": "reinforce_pp"}},
+            "dynamic_sampling with group_size = 1: a group of one never has a spread",
+        ),
+        (
+            {"dynamic_sampling": {}, "objective": {"advantage": "gae"}},
+            'dynamic_sampling with objective.advantage = "gae": rewards are not compared within',
+        ),
+        (
+            {"objective": {"critic": {"gamma": 0.9, "rho_bar": 2.0}}},
+            'objective.critic.gamma, objective.critic.rho_bar with objective.advantage = "grpo": no',
+        ),
+        (
+            {"objective": {"advantage": "gae", "critic": {"rho_bar": 2.0}}},
+            'objective.critic.rho_bar with objective.advantage = "gae": nothing reads it',
+        ),
+        (
+            {
+                "objective": {
+                    "advantage": "vtrace",
+                    "loss": "reinforce",
+                    "critic": {"gae_lambda": 0.9},
+                }
+            },
+            'objective.critic.gae_lambda with objective.advantage = "vtrace": nothing reads it',
+        ),
+        (
+            {"objective": {"advantage": "gae", "critic": {"value_clip": 0.2}}},
+            "objective.critic.value_clip = 0.2 with learner.num_minibatches = 1: the only update",
+        ),
+        (
+            {"objective": {"advantage": "gae", "loss": "gspo"}},
+            'objective.loss = "gspo" with objective.advantage = "gae": its ratio is of a whole',
+        ),
+        (
+            {"objective": {"advantage": "gae", "correction": {"off_policy_mask": 0.1}}},
+            'objective.correction.off_policy_mask with objective.advantage = "gae": it goes by the',
+        ),
+        (
+            {"objective": {"advantage": "vtrace"}},
+            'objective.advantage = "vtrace" with objective.loss = "ppo_clip": its advantages hold',
+        ),
+        (
+            {"objective": "impala", "sampling": {"top_p": 0.9}},
+            'sampling.top_p, top_k, min_p with objective.advantage = "vtrace": the learner',
         ),
         (
             {"objective": {"correction": "tis"}},
@@ -503,3 +549,22 @@ def test_unknown_keys_beside_a_missing_one_are_all_told() -> None:
 )
 def test_a_value_that_no_run_could_use_is_told_its_range(recipe: dict[str, Any], line: str) -> None:
     assert problems(recipe) == (line,)
+
+
+def test_objectives_of_more_than_a_loss_have_names() -> None:
+    impala = parse_config(tree(objective="impala", max_staleness=3)).objective
+    assert (impala.advantage, impala.loss.type, impala.has_critic) == ("vtrace", "reinforce", True)
+    ppo = parse_config(tree(objective="ppo", group_size=1)).objective
+    assert (ppo.advantage, ppo.loss.type) == ("gae", "ppo_clip")
+    (problem,) = problems(tree(objective="grpo"))
+    assert problem == 'objective = "grpo": must be a table, or one of "ppo", "impala"'
+
+
+def test_a_critics_bars_are_in_order() -> None:
+    own = {"advantage": "vtrace", "loss": "reinforce", "critic": {"c_bar": 2.0}}
+    (problem,) = problems(tree(objective=own))
+    assert problem.startswith("objective.critic: c_bar = 2 is above rho_bar = 1")
+
+
+def test_a_token_ratio_of_a_whole_rollout_means_something_with_a_critic() -> None:
+    parse_config(tree(objective={"advantage": "gae", "loss": {"type": "gspo", "level": "token"}}))

@@ -316,7 +316,7 @@ def test_weights_change_no_denominator(
     group = make_group(prompt, completions, rewards)
     (part,) = planned(plain, [group]).batches
     with torch.no_grad():
-        logprobs, _ = plain._logprobs(plain._decoder, part)
+        logprobs = plain._logprobs(plain._decoder, part)
     # Packed by length; what the generator says is ``factor`` times less likely than it is.
     rows = [row.tolist() for row in (logprobs - math.log(factor)).split([3, 2, 1])]
     said = make_group(prompt, completions, rewards, logprobs=[rows[0], rows[2], rows[1]])

@@ -124,7 +124,7 @@ def test_with_recompute_every_minibatch_has_the_logprobs_from_before_the_first_u
     for group in groups:
         (part,) = planned(honest, [group]).batches
         with torch.no_grad():
-            found = iter(honest._logprobs(honest._decoder, part)[0].tolist())
+            found = iter(honest._logprobs(honest._decoder, part).tolist())
         selection = planned(honest, [group]).selection
         of_rollout = {
             row.rollout.rollout_index: [next(found) for _ in row.trained]
@@ -168,7 +168,7 @@ def test_with_tis_every_minibatch_is_weighed_by_the_logprobs_from_before_the_fir
     for group in groups:
         (part,) = planned(learner, [group]).batches
         with torch.no_grad():
-            before, _ = learner._logprobs(learner._decoder, part)
+            before = learner._logprobs(learner._decoder, part)
         gaps = (before - part.generator_logprobs).tolist()
         expected += [min(math.exp(gap), bound) for gap in gaps]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
 from headrace.learners import TorchLearner
+from headrace.learners.loss import Readings
 from headrace.learners.packing import Microbatch
 from headrace.models.decoder import Decoder
 from headrace.types import RolloutGroup
@@ -45,21 +45,22 @@ K1 = -math.log(1.5 * 0.5 * 2.0 * 0.5 * 0.9) / 5
 K3 = MEAN_RATIO - 1 + K1
 
 
-def say(learner: TorchLearner) -> Callable[[Decoder, Microbatch], tuple[Tensor, Tensor]]:
+def say(learner: TorchLearner) -> Callable[[Decoder, Microbatch], Readings]:
     """Return a stand-in for the forward pass that says what the tokens above say.
 
     The log-probs hang on the weights by a zero, so that there is something to differentiate.
     """
     known = {token.token_id: token for token in (*BETTER, *WORSE, FOREIGN)}
 
-    def logprobs(decoder: Decoder, batch: Microbatch) -> tuple[Tensor, Tensor]:
+    def read(decoder: Decoder, batch: Microbatch) -> Readings:
         assert decoder is learner._decoder
         tokens = [known[token_id] for token_id in batch.target_ids.tolist()]
         said = torch.tensor([token.logprob for token in tokens])
         zero = 0.0 * decoder.output_weight.sum()
-        return said + zero, torch.tensor([token.entropy for token in tokens])
+        entropy = torch.tensor([token.entropy for token in tokens])
+        return Readings(logprobs=said + zero, entropy=entropy, values=None)
 
-    return logprobs
+    return read
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def measure(
 
     def make(**settings: object) -> dict[str, float]:
         learner = make_learner(objective__advantage="dr_grpo", **settings)
-        monkeypatch.setattr(learner, "_logprobs", say(learner))
+        monkeypatch.setattr(learner, "_read", say(learner))
         return dict(asyncio.run(learner.step(groups)).metrics)
 
     return make

@@ -26,11 +26,11 @@ from objective_lab import (
     stale,
     weight,
 )
-from torch import Tensor
 
 from headrace.kept_support import encode
 from headrace.learners import TorchLearner
 from headrace.learners import minibatch as minibatch_module
+from headrace.learners.loss import Readings
 from headrace.learners.metrics import LossSums
 from headrace.learners.packing import Microbatch
 from headrace.types import RolloutGroup
@@ -112,13 +112,13 @@ def test_rollouts_rejected_before_the_pass_are_not_computed_and_change_nothing(
 
 def watch(learner: TorchLearner, computed: list[int]) -> None:
     """Note how many tokens each forward pass of ``learner`` predicts."""
-    inner = learner._logprobs
+    inner = learner._read
 
-    def logprobs(decoder: Any, part: Microbatch) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def read(decoder: Any, part: Microbatch) -> Readings:  # noqa: ANN401
         computed.append(len(part.target_ids))
         return inner(decoder, part)
 
-    learner._logprobs = logprobs  # type: ignore[method-assign] - to see the passes
+    learner._read = read  # type: ignore[method-assign] - to see the passes
 
 
 @pytest.mark.parametrize("budget", [1, 25, 10_000])
@@ -130,7 +130,7 @@ def test_m2po_rejects_the_largest_moments_of_the_whole_minibatch(
     squares: list[float] = []
     for part in learner._plan(learner._score(batch, LossSums())).batches:
         with torch.no_grad():
-            logprobs, _ = learner._logprobs(learner._decoder, part)
+            logprobs = learner._logprobs(learner._decoder, part)
         squares += (logprobs - part.generator_logprobs).square().tolist()
     left = sorted(squares)
     while sum(left) / len(left) > 0.2:
@@ -230,7 +230,7 @@ def filtered(group: RolloutGroup, learner: TorchLearner, kept_share: float) -> R
     )
     (part,) = learner._plan(learner._score([recorded], LossSums())).batches
     with torch.no_grad():
-        logprobs, _ = learner._logprobs(learner._decoder, part)
+        logprobs = learner._logprobs(learner._decoder, part)
     said = {
         row.rollout.rollout_index: tuple(values.tolist())
         for row, values in zip(
@@ -302,7 +302,7 @@ def test_the_kl_in_the_reward_is_the_sum_of_the_generators_gap_to_the_start(
     plain = prepared(make_learner, objective__advantage="dr_grpo")
     (part,) = plain._plan(plain._score([group], LossSums())).batches
     with torch.no_grad():
-        reference, _ = learner._logprobs(learner._reference_decoder, part)
+        reference = learner._logprobs(learner._reference_decoder, part)
     gaps = torch.split(part.generator_logprobs - reference, [len(row.trained) for row in part.rows])
     by_rollout = {
         row.rollout.rollout_index: float(gap.sum())

@@ -39,6 +39,12 @@ def table(kind: str, **options: object) -> dict[str, object]:
     return {"type": kind, **options}
 
 
+ADVANTAGE, CRITIC = "objective__advantage", "objective__critic"
+GAE: Settings = {ADVANTAGE: "gae"}
+IMPALA: Settings = {ADVANTAGE: "vtrace", LOSS: "reinforce"}
+OF_SEVERAL_UPDATES = {"critic.value_clip", "critic.learning_rate_factor"}
+"""What does nothing to the gradient of a single update; the tests of the critic have them."""
+
 OPTIONS: list[tuple[str, Settings, Settings]] = [
     *pairs(
         "advantage",
@@ -52,8 +58,17 @@ OPTIONS: list[tuple[str, Settings, Settings]] = [
             "opo",
             "reinforce_pp",
             "reinforce_pp_baseline",
+            "gae",
         ),
     ),
+    *pairs("advantage", {LOSS: "reinforce", "max_staleness": 0}, ADVANTAGE, ("gae", "vtrace")),
+    *pairs("critic", GAE, CRITIC, ({}, {"gamma": 0.8})),
+    *pairs("critic.gamma", GAE, CRITIC, ({}, {"gamma": 0.8})),
+    *pairs("critic.gae_lambda", GAE, CRITIC, ({}, {"gae_lambda": 0.3})),
+    *pairs("critic.rho_bar", IMPALA, CRITIC, ({}, {"rho_bar": 2.0})),
+    *pairs("critic.c_bar", IMPALA, CRITIC, ({}, {"c_bar": 0.1})),
+    *pairs("critic.rho_pg_bar", IMPALA, CRITIC, ({}, {"rho_pg_bar": 0.5})),
+    *pairs("critic.value_coefficient", GAE, CRITIC, ({}, {"value_coefficient": 3.0})),
     *pairs("overlong", {}, "objective__overlong", (None, {"buffer_tokens": 12})),
     *pairs(
         "overlong.buffer_tokens",
@@ -178,7 +193,7 @@ OPTIONS: list[tuple[str, Settings, Settings]] = [
 
 def test_the_walk_below_visits_every_option_of_the_objective() -> None:
     every = {".".join(path) for path in all_keys(ObjectiveConfig)}
-    assert {key for key, _, _ in OPTIONS} | {"loss"} == every
+    assert {key for key, _, _ in OPTIONS} | {"loss"} | OF_SEVERAL_UPDATES == every
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ _STEP_PLANS = (
             ("trained", "learner/groups/num_trained"),
             ("without spread", "learner/groups/num_no_spread"),
             ("dropped", "verifier/groups/num_dropped"),
+            ("refilled", "controller/groups/num_refilled"),
         ),
     ),
     _Plan(
