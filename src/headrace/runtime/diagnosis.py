@@ -15,6 +15,8 @@ import torch
 
 from headrace import __version__
 from headrace.errors import ModelError
+from headrace.kernels.calls import parallel_function
+from headrace.kernels.vectors import has_feature
 from headrace.models.catalogue import BUNDLED, FETCHABLE, cache_directory, resolve_model
 from headrace.runtime.devices import CPU
 from headrace.runtime.engines import SGLANG_REMEDY, missing_engine, vllm_remedy, vllm_version
@@ -47,6 +49,7 @@ def diagnose() -> list[Finding]:
     """Look at everything. Starts no process and reaches no network."""
     return [
         *_machine(),
+        _kernels(),
         *_accelerators(),
         _isolation(),
         *_engines(),
@@ -69,6 +72,22 @@ def _machine() -> Iterator[Finding]:
     )
     free = shutil.disk_usage(cache_directory().anchor).free / 2**30
     yield Finding(name="disk", present=free > 1, detail=f"{free:.0f} GiB free")
+
+
+def _kernels() -> Finding:
+    """The torch engine's kernels run on every processor, faster with these instructions."""
+    used = [name for name in ("avx512f", "avx512bf16", "avx512vnni") if has_feature(name)]
+    threads = parallel_function()
+    return Finding(
+        name="kernels",
+        present=threads is not None,
+        detail=f"numba {importlib.metadata.version('numba')}, "
+        + (", ".join(used) if used else "none of AVX-512's instructions")
+        + ("" if threads else "; on one thread: torch's OpenMP runtime was not found"),
+        remedy=""
+        if threads
+        else "use a torch built with OpenMP; on systems other than Linux kernels have one thread",
+    )
 
 
 def _accelerators() -> Iterator[Finding]:
