@@ -10,7 +10,18 @@ import difflib
 import os
 from collections.abc import Mapping
 
-from headrace.bench import generate, int8, memory, quickstart, smollm2, startup, step, vllm_peer
+from headrace.bench import (
+    generate,
+    int8,
+    learn,
+    memory,
+    mismatch,
+    quickstart,
+    smollm2,
+    startup,
+    step,
+    vllm_peer,
+)
 from headrace.bench.result import (
     PEER_PACKAGES,
     Benchmark,
@@ -30,6 +41,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         quickstart.BENCHMARK,
         smollm2.BENCHMARK,
         step.BENCHMARK,
+        learn.BENCHMARK,
+        mismatch.BENCHMARK,
         generate.BENCHMARK,
         int8.BENCHMARK,
         startup.BENCHMARK,

@@ -48,7 +48,7 @@ def _of_dtype(plan: GeneratePlan) -> dict[str, float]:
     from headrace.runtime.precision import resolve_dtype
 
     model, kind = Path(plan.model), SHORT_NAMES[plan.dtype]
-    groups = asyncio.run(_sample(plan, load_decoder(model, resolve_dtype(plan.dtype, CPU))))
+    groups = asyncio.run(sample(plan, load_decoder(model, resolve_dtype(plan.dtype, CPU))))
     figures = _figures(
         f"agreement_learner_{kind}", _learner_gaps(load_decoder(model, torch.float32), groups)
     )
@@ -64,7 +64,7 @@ def _figures(name: str, gaps: Sequence[Tensor]) -> dict[str, float]:
     return {f"{name}_mean": float(every.mean()), f"{name}_max": float(every.max())}
 
 
-async def _sample(plan: GeneratePlan, decoder: Decoder) -> list[RolloutGroup]:
+async def sample(plan: GeneratePlan, decoder: Decoder) -> list[RolloutGroup]:
     """Return a group for each prompt, sampled by the torch engine at temperature 1."""
     from headrace.compute import ComputeThread
     from headrace.models.weights import weight_update
@@ -106,15 +106,9 @@ def _learner_gaps(decoder: Decoder, groups: Sequence[RolloutGroup]) -> list[Tens
 
     from headrace.learners.loss import token_logprobs
     from headrace.learners.packing import microbatches
-    from headrace.learners.selection import TrainingGroup, TrainingRow
+    from headrace.learners.selection import unweighted
 
-    rows = [
-        TrainingGroup(
-            prompt_ids=group.prompt.token_ids,
-            rows=tuple(TrainingRow(rollout=r, advantage=0.0, weight=0.0) for r in group.rollouts),
-        )
-        for group in groups
-    ]
+    rows = unweighted(groups)
     longest = max(group.num_tokens for group in rows)
     with torch.no_grad():
         return [

@@ -35,12 +35,21 @@ class OptimizerConfig(Section):
 class LearnerConfig(Section):
     """The learner: precision, micro-batches and guards."""
 
-    compute_dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Of matrix products; masters and sums stay fp32. ``auto``: bfloat16 where it is native."""
+    compute_dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """Of matrix products; masters and sums stay fp32. ``auto``: bfloat16 where it is native.
+    ``float16``, with ``generator.dtype`` the same, is the remedy of arXiv:2510.26788 for log-probs
+    that differ between the two."""
     num_minibatches: int = Field(default=1, ge=1)
     """Optimizer updates a batch is split into; needs ``max_staleness >= num_minibatches - 1``."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
     """Tokens of one forward and backward pass; a longer group gets its own."""
+    activation_checkpointing: bool = False
+    """Keep each layer's input alone for the backward pass, and compute the layer again there: a
+    third more work, and several times less memory for activations."""
+    rehearsal: Literal["auto", "always", "never"] = "auto"
+    """Whether the largest micro-batch that the settings allow is tried before the first step, and
+    thrown away, so that a lack of memory shows at once. ``auto``: on a CUDA device; a processor
+    that lacks memory ends the process instead of refusing."""
     max_nonfinite_steps: int = Field(default=5, ge=1)
     """Stop after so many steps in a row with a non-finite gradient."""
     max_no_signal_steps: int = Field(default=20, ge=1)

@@ -38,12 +38,15 @@ from headrace.learners.optimizer import (
     apply_update,
     build_optimizer,
     learning_rate,
+    loss_scale,
 )
 from headrace.learners.packing import Microbatch, microbatches
+from headrace.learners.rehearsal import largest_microbatch, rehearse
 from headrace.learners.selection import (
     ScoredGroup,
     TrainingGroup,
     less_overlong,
+    refuse_too_long,
     score,
     select,
     trained_rewards,
@@ -95,6 +98,8 @@ class TorchLearner:
         self._device = decoder.output_weight.device
         self._parameters = list(decoder.parameters())
         self._optimizer = build_optimizer(decoder.named_parameters(), config.learner.optimizer)
+        if config.learner.activation_checkpointing:
+            decoder.recompute_layers()
         self._critic = self._build_critic() if config.objective.has_critic else None
         self._reference = _frozen(decoder) if config.objective.kl_coefficient > 0 else None
         self._counters = LearnerCounters()
@@ -107,6 +112,22 @@ class TorchLearner:
         add_faster(self._optimizer, named.items(), objective.critic.learning_rate_factor)
         self._parameters += named.values()
         return Critic(head, objective)
+
+    async def rehearse(self, longest_prompt: int) -> None:
+        """Compute the gradient of the largest micro-batch there can be, and throw it away.
+
+        Before the first step. Raises RunError where it does not fit in memory.
+        """
+        await self._on_thread(lambda: self._rehearse(longest_prompt))
+
+    def _rehearse(self, longest_prompt: int) -> None:
+        batch = largest_microbatch(self._config, longest_prompt=longest_prompt, device=self._device)
+        rehearse(
+            batch,
+            self._config,
+            self._optimizer,
+            lambda: self._backward(batch, LossSums(), scale=1.0),
+        )
 
     async def step(self, groups: Sequence[RolloutGroup]) -> StepResult:
         """See `Learner`."""
@@ -188,6 +209,7 @@ class TorchLearner:
     def _score(self, groups: Sequence[RolloutGroup], sums: LossSums) -> list[ScoredGroup]:
         """Return the rollouts with their advantages, which are over the whole batch."""
         objective = self._config.objective
+        refuse_too_long(groups, self._decoder.config.max_positions)
         rewards = trained_rewards(groups)
         if objective.overlong is not None:
             longest = self._config.sampling.max_tokens
@@ -309,33 +331,47 @@ class TorchLearner:
 
     def _accumulate(self, part: Minibatch) -> LossSums:
         """Add up the gradients of one minibatch."""
-        total = LossSums()
+        total, scale = LossSums(), self._loss_scale(part)
+        for batch in part.batches:
+            self._backward(batch, total, scale)
+        self._scale_gradient(1.0 / scale)
+        self._leave_rejected_uncounted(part, total)
+        return total
+
+    def _backward(self, batch: Microbatch, total: LossSums, scale: float) -> None:
+        """Add ``scale`` times the gradient of one micro-batch, and its sums to ``total``."""
+        found = self._read(self._decoder, batch)
+        reference = self._reference_logprobs(batch)
+        terms = None
+        if self._critic is not None:
+            terms = self._value_terms(batch, found, self._critic, total)
         setting = LossSetting(
             objective=self._config.objective,
             max_tokens=self._config.sampling.max_tokens,
             policy_version=self._counters.policy_version,
         )
-        for batch in part.batches:
-            found = self._read(self._decoder, batch)
-            reference = self._reference_logprobs(batch)
-            terms = None
-            if self._critic is not None:
-                terms = self._value_terms(batch, found, self._critic, total)
-            loss, sums = microbatch_loss(
-                batch, found.logprobs, found.entropy, setting, reference, terms
-            )
-            loss.backward()  # type: ignore[no-untyped-call]
-            total.add(sums)
-        self._leave_rejected_uncounted(part, total)
-        return total
+        loss, sums = microbatch_loss(
+            batch, found.logprobs, found.entropy, setting, reference, terms
+        )
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        total.add(sums)
+
+    def _loss_scale(self, part: Minibatch) -> float:
+        if self._compute_dtype != torch.float16:
+            return 1.0
+        return loss_scale([row.weight for group in part.selection.groups for row in group.rows])
+
+    def _scale_gradient(self, factor: float) -> None:
+        if factor != 1.0:
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, factor)
 
     def _leave_rejected_uncounted(self, part: Minibatch, sums: LossSums) -> None:
         """Divide the gradient by the share of the denominator that was not rejected."""
         share = sums["rejected_share"] + part.rejected_share
         if share and sums["tokens"]:
             factor = 1.0 / (1.0 - share)
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            torch._foreach_mul_(gradients, factor)
+            self._scale_gradient(factor)
             sums.totals["loss"] *= factor
 
     @torch.no_grad()

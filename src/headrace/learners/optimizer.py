@@ -66,6 +66,17 @@ def add_faster(
     optimizer.add_param_group(group)
 
 
+def loss_scale(weights: Sequence[float]) -> float:
+    """Return the power of two to multiply a loss by whose gradient is computed in float16.
+
+    So that the largest of ``weights``, what a token counts, becomes 1 or a little less: gradients
+    of single tokens then lie in the middle of what float16 can hold, however large the batch is. A
+    power of two is taken back without a rounding. 1 where there is no weight.
+    """
+    largest = max(weights, default=0.0)
+    return 2.0 ** math.floor(-math.log2(largest)) if largest > 0.0 else 1.0
+
+
 def learning_rate(config: OptimizerConfig, update_index: int, num_updates: int) -> float:
     """Return the rate of the update that follows ``update_index`` updates really made.
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.config import OverlongConfig
+from headrace.errors import RunError
 from headrace.objectives.advantages import AdvantageEstimator, Rewards, advantages
 from headrace.objectives.aggregation import Aggregation, aggregation_weights
 from headrace.objectives.rewards import overlong_penalty
@@ -90,6 +91,34 @@ class Selection:
     """Groups all of whose advantages are 0, or that have no row: their policy gradient is 0."""
     trained_rewards: tuple[float, ...]
     """Rewards of the rollouts in ``groups``."""
+
+
+def unweighted(groups: Sequence[RolloutGroup]) -> list[TrainingGroup]:
+    """Return every rollout with no advantage and no weight, for reading log-probs alone."""
+    return [
+        TrainingGroup(
+            prompt_ids=group.prompt.token_ids,
+            rows=tuple(TrainingRow(rollout=r, advantage=0.0, weight=0.0) for r in group.rollouts),
+        )
+        for group in groups
+    ]
+
+
+def refuse_too_long(groups: Sequence[RolloutGroup], max_positions: int) -> None:
+    """Raise RunError for a rollout that is longer than the model's context.
+
+    Its last token is predicted and never fed in, so it needs no position.
+    """
+    for group in groups:
+        for rollout in group.rollouts:
+            prompt, completion = len(group.prompt.token_ids), len(rollout.completion_ids)
+            if prompt + completion - 1 > max_positions:
+                msg = (
+                    f"group {group.group_id}, rollout {rollout.rollout_index}: {prompt} prompt and "
+                    f"{completion} completion tokens are more than the model's {max_positions} "
+                    "positions; lower data.max_prompt_tokens or sampling.max_tokens"
+                )
+                raise RunError(msg)
 
 
 def trained_rewards(groups: Sequence[RolloutGroup]) -> list[list[float | None]]:

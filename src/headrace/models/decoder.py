@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.rope import apply_rope, rope_table
@@ -78,6 +79,12 @@ class Decoder(nn.Module):
             yield layer.mlp.inputs()
             yield (layer.mlp.down_proj,)
 
+    def recompute_layers(self) -> None:
+        """Keep only each layer's input for the backward pass, which computes the layer again."""
+        for layer in self.model.layers:
+            assert isinstance(layer, _Layer)
+            layer.is_recomputed = True
+
     def forward(
         self,
         input_ids: Tensor,
@@ -131,8 +138,27 @@ class _Layer(nn.Module):
         self.mlp = _Mlp(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.is_recomputed = False
 
     def forward(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, products: Products
+    ) -> Tensor:
+        if not (self.is_recomputed and torch.is_grad_enabled()):
+            return self._transform(hidden, cos, sin, attention, products)
+        # Nothing here draws a random number, so there is no state of one to put back.
+        out: Tensor = checkpoint(
+            self._transform,
+            hidden,
+            cos,
+            sin,
+            attention,
+            products,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        return out
+
+    def _transform(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, products: Products
     ) -> Tensor:
         mixed = self.self_attn(self.input_layernorm(hidden), cos, sin, attention, products)

@@ -145,6 +145,7 @@ class LocalRun:
         generator_compute, learner_compute = compute_threads(stack, config)
         learner = self._learner(num_steps, learner_compute)
         stack.push_async_callback(learner.close)
+        await self._rehearse(learner)
         version = await _restore(learner, last)
         generator = build_generator(self.prepared, generator_compute)
         stack.push_async_callback(generator.close)
@@ -177,6 +178,18 @@ class LocalRun:
                 checkpoints=store,
             ),
         )
+
+    async def _rehearse(self, learner: TorchLearner) -> None:
+        config = self.prepared.config
+        is_cuda = resolve_device(config.device).type == "cuda"
+        match config.learner.rehearsal:
+            case "never":
+                return
+            case "auto" if not is_cuda:
+                return
+            case _:
+                prompts = self.prepared.train.prompts
+                await learner.rehearse(max(len(prompt.token_ids) for prompt in prompts))
 
     def _monitor(self, stack: AsyncExitStack) -> Monitor:
         config = self.prepared.config

@@ -301,6 +301,8 @@ def _kept_values(config: RunConfig, decoder: DecoderConfig) -> int:
     per_layer = (
         6 * decoder.hidden_size + 4 * decoder.intermediate_size + 3 * heads * decoder.head_dim
     )
+    if config.learner.activation_checkpointing:
+        return tokens * (decoder.num_layers * decoder.hidden_size + per_layer)
     return tokens * decoder.num_layers * per_layer
 
 

@@ -34,6 +34,8 @@ def test_every_benchmark_of_the_design_is_there_under_its_name() -> None:
         "quickstart",
         "smollm2",
         "step",
+        "learn",
+        "mismatch",
         "generate",
         "int8",
         "startup",

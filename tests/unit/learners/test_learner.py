@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headrace.config import ObjectiveConfig
-from headrace.errors import DivergedError, NoSignalError
+from headrace.errors import DivergedError, NoSignalError, RunError
 from headrace.learners import TorchLearner
 from headrace.learners.loss import LossSetting, microbatch_loss, token_logprobs
 from headrace.learners.metrics import LossSums
@@ -304,6 +304,26 @@ def test_rewards_that_never_differ_stop_the_run_with_the_reasons(
     reasons = r"3 steps in a row .*2 groups all equal 0.5, 1 groups none scored"
     with pytest.raises(NoSignalError, match=reasons):
         step(learner, [flat, unscored, flat])
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_rollout_longer_than_the_models_context_is_named_and_nothing_is_trained(
+    room: int,
+    pair: RolloutGroup,
+    make_learner: Callable[..., TorchLearner],
+    make_group: Callable[..., RolloutGroup],
+) -> None:
+    positions = 64
+    completion = [1] * (positions + 1 - 5 + 1 - room)
+    group = make_group([2] * 5, [[3], completion], [1.0, 0.0], group_id="0/long")
+    learner = make_learner()
+    if room:
+        assert step(learner, [group]).num_updates == 1, "the last token needs no position"
+        return
+    before = weights(learner)
+    with pytest.raises(RunError, match=r"group 0/long, rollout 1: 5 prompt and 61 completion"):
+        step(learner, [pair, group])
+    assert are_equal(weights(learner), before)
 
 
 # --- schedule ---------------------------------------------------------------------------------
