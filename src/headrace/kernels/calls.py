@@ -19,6 +19,8 @@ from headrace.kernels.compiled import Kernel
 
 LEAST_WORK = 1 << 14
 """Vector operations, some 10 microseconds of them, below which waking other threads costs more."""
+MUCH_WORK = 1 << 18
+"""Vector operations, some 150 microseconds of them, from which on other threads may run Python."""
 
 _RUNTIMES = ("libgomp", "libomp", "libiomp")
 
@@ -40,27 +42,33 @@ class Call:
     def run(self, num_threads: int = 1, num_vectors: int = LEAST_WORK) -> None:
         """Do all of the work. What arguments point to must outlive the call.
 
-        ``num_vectors``: operations on whole vectors that it takes, about; few are done alone.
+        ``num_vectors``: operations on whole vectors that it takes, about. Few are done alone; while
+        many are done other threads may run Python, which for few would cost more than it gives.
         """
         self._arguments[0] = 0
+        is_long = num_vectors >= MUCH_WORK
         is_worth_it = num_threads > 1 and num_vectors >= LEAST_WORK
-        parallel = parallel_function() if is_worth_it else None
-        if parallel is None:
-            self._kernel.on_this_thread(self._pointer)
-        else:
+        parallel = parallel_function(is_long=is_long) if is_worth_it else None
+        if parallel is not None:
             parallel(self._kernel.address, self._pointer, num_threads, 0)
+        elif is_long:
+            self._kernel.alone_for_long(self._pointer)
+        else:
+            self._kernel.alone(self._pointer)
 
 
 @cache
-def parallel_function() -> Any:
+def parallel_function(*, is_long: bool = False) -> Any:
     """Return GOMP_parallel(function, data, num_threads, flags) of torch's OpenMP; None: not found.
 
-    GNU's libgomp has it, and LLVM's and Intel's libomp under the same name.
+    ``is_long``: let other threads run Python meanwhile. GNU's libgomp has it, and LLVM's and
+    Intel's libomp under the same name.
     """
     torch.get_num_threads()  # whoever imports torch has loaded its OpenMP
     for path in _loaded_libraries():
         if path.name.startswith(_RUNTIMES):
-            function = getattr(ctypes.PyDLL(str(path)), "GOMP_parallel", None)
+            library = (ctypes.CDLL if is_long else ctypes.PyDLL)(str(path))
+            function = getattr(library, "GOMP_parallel", None)
             if function is not None:
                 function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
                 function.restype = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from ctypes import PYFUNCTYPE, c_void_p
+from ctypes import CFUNCTYPE, PYFUNCTYPE, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,14 @@ _REVISION = zlib.crc32(
 class Kernel:
     """A compiled kernel: where it lies, and how it is called on this thread."""
 
-    __slots__ = ("_compiled", "address", "on_this_thread")
+    __slots__ = ("_compiled", "address", "alone", "alone_for_long")
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled  # the code lives as long as this does
         self.address: int = compiled.address
-        self.on_this_thread = PYFUNCTYPE(None, c_void_p)(compiled.address)
+        self.alone = PYFUNCTYPE(None, c_void_p)(compiled.address)
+        self.alone_for_long = CFUNCTYPE(None, c_void_p)(compiled.address)
+        """Lets other threads run Python meanwhile."""
 
 
 def kernel(function: Callable[..., Any]) -> Kernel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,25 @@ def test_kernels_serve_processors_with_fewer_instructions_too(tmp_path: Path) ->
     command = [sys.executable, "-c", OTHER_PROCESSOR]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_other_threads_run_python_while_a_large_product_is_computed(num_threads: int) -> None:
+    panels = Panels(torch.float32, torch.float32)
+    panels.load([torch.ones(2048, 2048)], [])
+    hidden = torch.ones(2048, 2048)
+    before, seen, done = torch.get_num_threads(), 0, threading.Event()
+
+    def compute() -> None:
+        torch.set_num_threads(num_threads)
+        panels.multiply(hidden)
+        done.set()
+
+    worker = threading.Thread(target=compute)
+    worker.start()
+    while not done.wait(0.001):
+        seen += 1
+    worker.join()
+    torch.set_num_threads(before)
+    # The product takes some 100 ms, of which a thread that held the interpreter would give none.
+    assert seen > 5
