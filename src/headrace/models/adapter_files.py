@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from headrace.errors import ModelError
-from headrace.models.hf_files import read_object
+from headrace.models.hf_files import read_object, stored_shapes
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -195,9 +193,4 @@ def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     if not path.is_file():
         msg = f"{path.parent} has no {path.name}; other formats of adapters are not read"
         raise ModelError(msg)
-    try:
-        with safe_open(path, framework="np") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
-        msg = f"{path} is not a whole safetensors file: {error}; copy it again"
-        raise ModelError(msg) from error
+    return stored_shapes(path)

@@ -88,15 +88,20 @@ def save_tensors(
     ModelError if it does, CheckpointError if the weights cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    if stale := [*directory.glob("*.safetensors"), *directory.glob(INDEX_NAME)]:
-        msg = f"{directory} already holds weights ({stale[0].name}); give an empty directory"
-        raise ModelError(msg)
+    refuse_weights(directory)
     _save_weights(tensors, directory, dtype, max_shard_bytes)
     _write_object(directory / "config.json", _with_dtype(hf_config, dtype))
     copy_tokenizer_files(source_directory, directory)
     generation_config = source_directory / "generation_config.json"
     if generation_config.is_file():
         shutil.copyfile(generation_config, directory / generation_config.name)
+
+
+def refuse_weights(directory: Path) -> None:
+    """Raise ModelError if ``directory`` holds weights, which would be left among new ones."""
+    if stale := [*directory.glob("*.safetensors"), *directory.glob(INDEX_NAME)]:
+        msg = f"{directory} already holds weights ({stale[0].name}); give an empty directory"
+        raise ModelError(msg)
 
 
 # --- reading ----------------------------------------------------------------------------------

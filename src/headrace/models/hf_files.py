@@ -110,7 +110,7 @@ def check_weights(directory: Path, config: DecoderConfig) -> None:
     found: set[str] = set()
     misfits: list[str] = []
     for path in weight_files(directory):
-        for name, shape in _stored_shapes(path).items():
+        for name, shape in stored_shapes(path).items():
             found.add(name)
             if name in expected and shape != expected[name]:
                 misfits.append(f"{path.name}: {name} is {shape}, not {expected[name]}")
@@ -160,7 +160,8 @@ def _no_weights(directory: Path) -> str:
     return f"{directory} has a config.json but no weights: {WEIGHTS_NAME} or {INDEX_NAME}"
 
 
-def _stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every tensor in a safetensors file. Raises ModelError naming it."""
     try:
         with safe_open(path, framework="np") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
