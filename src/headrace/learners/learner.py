@@ -54,6 +54,7 @@ from headrace.learners.selection import (
 from headrace.learners.state import LearnerCounters, load_state, save_state
 from headrace.learners.value_head import ValueHead, named_parameters
 from headrace.models.decoder import Decoder
+from headrace.models.foreign import Policy
 from headrace.models.lora import MergedWeights, adapter_of
 from headrace.models.weights import weight_update
 from headrace.objectives.advantages import AdvantageEstimator, Rewards
@@ -76,7 +77,7 @@ class TorchLearner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Policy,
         source: PolicySource,
         config: RunConfig,
         *,
@@ -99,6 +100,7 @@ class TorchLearner:
         self._parameters = list(decoder.parameters())
         self._optimizer = build_optimizer(decoder.named_parameters(), config.learner.optimizer)
         if config.learner.activation_checkpointing:
+            assert isinstance(decoder, Decoder), "preflight refuses it"
             decoder.recompute_layers()
         self._critic = self._build_critic() if config.objective.has_critic else None
         self._reference = _frozen(decoder) if config.objective.kl_coefficient > 0 else None
@@ -106,7 +108,7 @@ class TorchLearner:
         self._compute = compute
 
     def _build_critic(self) -> Critic:
-        objective, size = self._config.objective, self._decoder.config.hidden_size
+        objective, size = self._config.objective, self._decoder.output_weight.shape[1]
         head = ValueHead(size, self._device, self._decoder.output_weight.dtype)
         named = named_parameters(head)
         add_faster(self._optimizer, named.items(), objective.critic.learning_rate_factor)
@@ -171,7 +173,7 @@ class TorchLearner:
 
     def _export(self) -> WeightUpdate:
         tensors: Mapping[str, Tensor]
-        if adapter_of(self._decoder) is None:
+        if not isinstance(self._decoder, Decoder) or adapter_of(self._decoder) is None:
             tensors = {
                 name: parameter.detach().to(self._export_dtype)
                 for name, parameter in self._decoder.named_parameters()
@@ -266,10 +268,10 @@ class TorchLearner:
         is_chosen_over_all = objective.correction.m2po is not None
         return objective.proximal == "recompute" and (num_minibatches > 1 or is_chosen_over_all)
 
-    def _logprobs(self, decoder: Decoder, batch: Microbatch) -> Tensor:
+    def _logprobs(self, decoder: Policy, batch: Microbatch) -> Tensor:
         return self._read(decoder, batch).logprobs
 
-    def _read(self, decoder: Decoder, batch: Microbatch) -> Readings:
+    def _read(self, decoder: Policy, batch: Microbatch) -> Readings:
         """Return what ``decoder``, and the critic where that is the policy, say of ``batch``."""
         with self._autocast():
             return read_tokens(
@@ -387,7 +389,7 @@ class TorchLearner:
         return self._logprobs(self._reference_decoder, batch)
 
     @property
-    def _reference_decoder(self) -> Decoder:
+    def _reference_decoder(self) -> Policy:
         assert self._reference is not None, "only asked for with a KL coefficient"
         return self._reference
 
@@ -472,7 +474,7 @@ def _estimator(objective: ObjectiveConfig) -> AdvantageEstimator:
             return objective.advantage
 
 
-def _frozen(decoder: Decoder) -> Decoder:
+def _frozen(decoder: Policy) -> Policy:
     """Return the policy as it is now. What is not trained is shared, with an adapter nearly all."""
     shared = {id(p): p for p in decoder.parameters() if not p.requires_grad}
     return copy.deepcopy(decoder, shared).requires_grad_(requires_grad=False)

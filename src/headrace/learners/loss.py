@@ -28,11 +28,12 @@ from headrace.config import (
     SapoLoss,
 )
 from headrace.learners.correction import Correction, correct
+from headrace.learners.foreign_pass import foreign_logprobs, trained_hidden
 from headrace.learners.metrics import LossSums
 from headrace.learners.packing import Microbatch
 from headrace.learners.shared_prefix import SharedPrefix
 from headrace.learners.value_head import ValueHead
-from headrace.models.decoder import Decoder
+from headrace.models.foreign import ForeignDecoder, Policy
 from headrace.objectives.aggregation import without_rejected
 from headrace.objectives.kl import k2, k3
 from headrace.objectives.logprobs import linear_logprobs
@@ -75,7 +76,7 @@ class Readings:
 
 
 def token_logprobs(
-    decoder: Decoder,
+    decoder: Policy,
     batch: Microbatch,
     temperature: float,
     dtype: torch.dtype = torch.float32,
@@ -88,7 +89,7 @@ def token_logprobs(
 
 
 def read_tokens(
-    decoder: Decoder,
+    decoder: Policy,
     batch: Microbatch,
     temperature: float,
     dtype: torch.dtype = torch.float32,
@@ -100,8 +101,15 @@ def read_tokens(
 
     Over the tokens that filters left where the generator recorded them. Logits are computed for
     predicting positions only, a chunk at a time, by products in ``dtype``. What a group's prompt
-    has in common, its last value included, is computed once.
+    has in common, its last value included, is computed once, unless transformers computes.
     """
+    if isinstance(decoder, ForeignDecoder):
+        hidden = trained_hidden(decoder, batch)
+        logprobs, entropy = foreign_logprobs(
+            decoder, hidden, batch, temperature, dtype, entropy_gradient=entropy_gradient
+        )
+        values = None if head is None else head(hidden)
+        return Readings(logprobs=logprobs, entropy=entropy, values=values)
     attention = SharedPrefix(batch, decoder.config.windows)
     hidden = decoder(batch.input_ids, batch.positions, attention)
     logprobs, entropy = linear_logprobs(

@@ -24,8 +24,9 @@ from torch.nn import Parameter
 from headrace.errors import CheckpointError, ModelError
 from headrace.learners.value_head import ValueHead, named_parameters, read_head, save_head
 from headrace.models.checkpoint import load_decoder, save_decoder
-from headrace.models.decoder import Decoder
+from headrace.models.foreign import ForeignDecoder, Policy, load_foreign, save_foreign
 from headrace.models.lora import adapter_of, read_adapter, save_adapter, set_adapter
+from headrace.models.weights import misfits
 
 HF_DIRECTORY = "hf"
 ADAPTER_DIRECTORY = "adapter"
@@ -48,7 +49,7 @@ class LearnerCounters:
 
 def save_state(
     directory: Path,
-    decoder: Decoder,
+    decoder: Policy,
     optimizer: torch.optim.Optimizer,
     counters: LearnerCounters,
     *,
@@ -58,7 +59,9 @@ def save_state(
 ) -> None:
     """Write everything into ``directory``, which exists and is empty. Raises CheckpointError."""
     try:
-        if adapter_of(decoder) is None:
+        if isinstance(decoder, ForeignDecoder):
+            save_foreign(decoder, directory / HF_DIRECTORY, source_directory)
+        elif adapter_of(decoder) is None:
             save_decoder(decoder, directory / HF_DIRECTORY, hf_config, source_directory)
         else:
             save_adapter(decoder, directory / ADAPTER_DIRECTORY, source_directory)
@@ -75,7 +78,7 @@ def save_state(
 
 def load_state(
     directory: Path,
-    decoder: Decoder,
+    decoder: Policy,
     optimizer: torch.optim.Optimizer,
     head: ValueHead | None = None,
 ) -> LearnerCounters:
@@ -101,8 +104,13 @@ def load_state(
     return counters
 
 
-def _read_policy(directory: Path, decoder: Decoder) -> Callable[[], object]:
+def _read_policy(directory: Path, decoder: Policy) -> Callable[[], object]:
     """Return what replaces the weights by those that were saved, which fit. Raises ModelError."""
+    if isinstance(decoder, ForeignDecoder):
+        foreign = load_foreign(directory / HF_DIRECTORY).state_dict()
+        if wrong := misfits(decoder.state_dict(), foreign):
+            raise ModelError(wrong)
+        return lambda: decoder.load_state_dict(foreign)
     if adapter_of(decoder) is None:
         saved = load_decoder(directory / HF_DIRECTORY).state_dict()
         return lambda: decoder.load_state_dict(saved)
@@ -110,7 +118,7 @@ def _read_policy(directory: Path, decoder: Decoder) -> Callable[[], object]:
     return lambda: set_adapter(decoder, factors)
 
 
-def _trained(decoder: Decoder, head: ValueHead | None) -> dict[str, Parameter]:
+def _trained(decoder: Policy, head: ValueHead | None) -> dict[str, Parameter]:
     """Return everything that is trained, by name."""
     own = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
     return own | named_parameters(head)

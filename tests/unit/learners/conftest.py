@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from foreign_lab import CONFIGS as FOREIGN
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -26,7 +27,8 @@ from headrace.learners import PolicySource, TorchLearner
 from headrace.learners.adapter import begin_adapter
 from headrace.learners.selection import TrainingGroup, TrainingRow
 from headrace.models.attention import alike_runs
-from headrace.models.checkpoint import load_decoder
+from headrace.models.decoder import Decoder
+from headrace.models.foreign import Policy, load_policy
 from headrace.models.hf_files import read_hf_config
 from headrace.types import (
     Outcome,
@@ -59,13 +61,14 @@ FAMILIES: dict[str, PretrainedConfig] = {
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Family -> a Hugging Face directory with random weights, norms and biases included."""
+    """Family, the decoder's or another -> a directory with random weights, biases and all."""
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:
         if family not in made:
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=torch.float32)
+            config = FAMILIES[family] if family in FAMILIES else FOREIGN[family]()
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             with torch.no_grad():
                 for parameter in model.parameters():
                     if parameter.dim() == 1:
@@ -114,11 +117,13 @@ def make_learner(
         num_updates: int = 10,
         compute_dtype: torch.dtype = torch.float32,
         export_dtype: torch.dtype = torch.float32,
+        policy: Policy | None = None,
         **settings: object,
     ) -> TorchLearner:
         directory, config = model_directory(family), make_config(**settings)
-        decoder = load_decoder(directory)
+        decoder = policy or load_policy(directory)
         if config.learner.lora is not None:
+            assert isinstance(decoder, Decoder)
             begin_adapter(decoder, config.learner.lora, seed=config.seed)
         learner = TorchLearner(
             decoder,

@@ -89,6 +89,22 @@ def test_the_gradient_is_that_of_full_training_by_the_chain_rule(
     )
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"learner__max_tokens_per_microbatch": 1},
+        {"learner__activation_checkpointing": True},
+    ],
+)
+def test_neither_the_split_nor_recomputed_layers_change_the_gradient(
+    settings: dict[str, object], batch: list[RolloutGroup], make_learner: MakeLearner
+) -> None:
+    learner, other = make_learner(**LORA), make_learner(**LORA, **settings)
+    move(learner)
+    move(other)
+    assert difference(gradients_of(other, batch), gradients_of(learner, batch)) < 1e-5
+
+
 def gradients_of(learner: TorchLearner, batch: list[RolloutGroup]) -> dict[str, Tensor]:
     update = learner._update
     found: dict[str, Tensor] = {}
