@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from headrace.errors import GeneratorFailure
-from headrace.models.decoder_config import DecoderConfig
+from headrace.models.foreign_config import PolicyLimits
 from headrace.types import LEAST_TEMPERATURE, GenerationRequest, Rollout, SamplingParams
 
 
 def check_requests(
     requests: Sequence[GenerationRequest],
-    config: DecoderConfig,
+    config: PolicyLimits,
     *,
     max_cached_tokens: int | None = None,
 ) -> None:
@@ -62,7 +62,7 @@ def _faults(sampling: SamplingParams, vocab_size: int) -> Iterator[str]:
 
 
 def _problem(
-    request: GenerationRequest, config: DecoderConfig, max_cached_tokens: int | None
+    request: GenerationRequest, config: PolicyLimits, max_cached_tokens: int | None
 ) -> str | None:
     sampling, ids = request.sampling, request.prompt.token_ids
     if request.group_size < 1:

@@ -27,6 +27,7 @@ from headrace.generators.torch_engine.runner_choice import choose_runner
 from headrace.generators.torch_engine.scheduler import Scheduler
 from headrace.host import available_memory
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.foreign_config import ForeignConfig
 from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class TorchGenerator:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: DecoderConfig | ForeignConfig,
         *,
         decode: Decode,
         compute: ComputeThread,

@@ -27,7 +27,7 @@ from headrace.generators.torch_engine.rollout_state import (
     RunningRollouts,
     Ticket,
 )
-from headrace.generators.torch_engine.runner import ModelRunner
+from headrace.generators.torch_engine.runner_role import Runner
 from headrace.generators.torch_engine.sampling import draw, uniforms
 from headrace.generators.torch_engine.scheduler import Branch, Scheduler
 from headrace.generators.torch_engine.statistics import Statistics
@@ -39,7 +39,7 @@ class Engine:
     """Samples rollouts from one copy of the weights."""
 
     def __init__(
-        self, runner: ModelRunner, scheduler: Scheduler, blocks: BlockManager, decode: Decode
+        self, runner: Runner, scheduler: Scheduler, blocks: BlockManager, decode: Decode
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler

@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.foreign_config import ForeignConfig
 
 GROWTH = 1.25
 """Blocks are added by this factor, so that growing costs little however often it happens."""
 
 
-def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Return the memory of one block: keys and values of every layer, and of one layer's copy."""
+def block_bytes(config: DecoderConfig | ForeignConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return the memory of one block: keys and values of every layer, and of one layer's copy.
+
+    Of a model that is sampled without a cache, that of the tokens' ids.
+    """
+    if isinstance(config, ForeignConfig):
+        return block_size * torch.int64.itemsize
     values = (config.num_layers + 1) * config.num_kv_heads * block_size * config.head_dim
     return 2 * values * dtype.itemsize
 

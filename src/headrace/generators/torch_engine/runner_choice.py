@@ -11,15 +11,18 @@ from headrace.generators.torch_engine.cpu.panels import can_hold_int8
 from headrace.generators.torch_engine.cpu.runner import FusedRunner, can_run
 from headrace.generators.torch_engine.cuda.decode_graphs import CudaGraph
 from headrace.generators.torch_engine.cuda.runner import CudaRunner, find_paged_decode
+from headrace.generators.torch_engine.foreign_runner import ForeignRunner
 from headrace.generators.torch_engine.forms import can_multiply_int8
 from headrace.generators.torch_engine.products import NO_INT8
 from headrace.generators.torch_engine.runner import ModelRunner
+from headrace.generators.torch_engine.runner_role import Runner
 from headrace.kernels.vectors import LANES
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.foreign_config import ForeignConfig
 
 
 def choose_runner(
-    config: DecoderConfig,
+    config: DecoderConfig | ForeignConfig,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -28,7 +31,7 @@ def choose_runner(
     max_rows: int,
     is_quantized: bool,
     batch_invariant: bool,
-) -> ModelRunner:
+) -> Runner:
     """Return one for a cache of ``num_blocks`` and ``max_rows`` rollouts at once, at most.
 
     Raises ConfigError with `refusals`.
@@ -36,6 +39,8 @@ def choose_runner(
     asked = {"is_quantized": is_quantized, "batch_invariant": batch_invariant}
     if problems := list(refusals(config, block_size, dtype, device, **asked)):
         raise ConfigError(*problems)
+    if isinstance(config, ForeignConfig):
+        return ForeignRunner(config, dtype, device)
     if can_run(config, block_size, dtype, device):
         return FusedRunner(config, block_size, dtype, device, is_quantized=is_quantized)
     mix = find_paged_decode() if device.type == "cuda" else None
@@ -55,7 +60,7 @@ def choose_runner(
 
 
 def refusals(
-    config: DecoderConfig,
+    config: DecoderConfig | ForeignConfig,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -64,6 +69,11 @@ def refusals(
     batch_invariant: bool,
 ) -> Iterator[str]:
     """Say what is asked for and not to be had on ``device`` for such a model."""
+    if isinstance(config, ForeignConfig):
+        yield from _foreign_refusals(
+            config, is_quantized=is_quantized, batch_invariant=batch_invariant
+        )
+        return
     if is_quantized and not (can_hold_int8(dtype, device, LANES) or can_multiply_int8(device)):
         yield NO_INT8
     if batch_invariant and not can_run(config, block_size, dtype, device):
@@ -74,3 +84,18 @@ def refusals(
             f"{str(dtype).removeprefix('torch.')} on {device.type} with {config.hidden_size}, "
             f"{config.intermediate_size} and {config.head_dim}. Set it to false"
         )
+
+
+def _foreign_refusals(
+    config: ForeignConfig, *, is_quantized: bool, batch_invariant: bool
+) -> Iterator[str]:
+    asked = {
+        'generator.dtype = "int8"': is_quantized,
+        "generator.batch_invariant = true": batch_invariant,
+    }
+    for setting, is_asked in asked.items():
+        if is_asked:
+            yield (
+                f"{setting}: {config.family} is sampled through transformers, which does not do "
+                "this; leave it out"
+            )
