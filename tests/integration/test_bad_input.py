@@ -43,7 +43,7 @@ def forget_an_answer(lab: Lab) -> None:
 
 
 def unknown_family(lab: Lab) -> None:
-    write_model(lab.folder / "other", model_type="mamba")
+    write_model(lab.folder / "other", model_type="mumba")
     rewrite(lab, f'"{lab.folder / "model"}"', f'"{lab.folder / "other"}"')
 
 
@@ -89,7 +89,7 @@ FAULTS: dict[str, tuple[Callable[[Lab], None], tuple[str, ...]]] = {
         lambda lab: rewrite(lab, f'"{lab.folder / "model"}"', '"nowhere/at/all"'),
         ('model.path = "nowhere/at/all"',),
     ),
-    "an unknown family": (unknown_family, ("mamba", "llama")),
+    "an unknown family": (unknown_family, ("mumba", "llama")),
     "a missing answer": (forget_an_answer, ("train.jsonl, line 15", '"answer"')),
     "a broken line": (break_line_7, ("train.jsonl, line 7",)),
     "a prompt beyond the context": (

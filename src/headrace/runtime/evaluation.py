@@ -14,7 +14,7 @@ import torch
 from headrace.compute import ComputeThread
 from headrace.controller import evaluate_prompts
 from headrace.errors import ConfigError, VerifierFailure
-from headrace.models.checkpoint import load_decoder
+from headrace.models.foreign import load_policy
 from headrace.models.weights import weight_update
 from headrace.runtime.devices import engine_device
 from headrace.runtime.local import CLOSE_SECONDS, build_generator, evaluation_plan
@@ -46,7 +46,7 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
     config = prepared.config
     torch.set_num_threads(1)  # the compute thread has the cores
     dtype = resolve_dtype(config.generator.dtype, engine_device(config))
-    decoder = await asyncio.to_thread(load_decoder, prepared.model.directory, dtype)
+    decoder = await asyncio.to_thread(load_policy, prepared.model.directory, dtype)
 
     async def export() -> WeightUpdate:
         tensors = {name: parameter.detach() for name, parameter in decoder.named_parameters()}

@@ -11,7 +11,9 @@ from headrace.learners import CheckpointStore
 from headrace.learners.state import ADAPTER_DIRECTORY, HF_DIRECTORY
 from headrace.models.adapter_files import ADAPTER_CONFIG, base_model, read_adapter_shape
 from headrace.models.catalogue import resolve_model
-from headrace.models.checkpoint import load_decoder, save_tensors
+from headrace.models.checkpoint import load_decoder, refuse_weights, save_tensors
+from headrace.models.foreign import load_foreign, save_foreign
+from headrace.models.foreign_config import is_foreign
 from headrace.models.hf_files import read_hf_config
 from headrace.models.lora import MergedWeights, add_adapter, read_adapter, set_adapter
 from headrace.runtime.run_files import CHECKPOINT_DIRECTORY
@@ -31,12 +33,23 @@ def export_model(source: Path, output: Path, dtype: torch.dtype, base: str | Non
 
 
 def _write(model: Path, adapter: Path | None, output: Path, dtype: torch.dtype) -> Path:
+    if is_foreign(read_hf_config(model)):
+        return _write_foreign(model, adapter, output, dtype)
     decoder = load_decoder(model)
     if adapter is not None:
         add_adapter(decoder, read_adapter_shape(adapter), seed=0)
         set_adapter(decoder, read_adapter(decoder, adapter))
     save_tensors(MergedWeights(decoder, dtype), output, read_hf_config(model), model, dtype)
     return adapter or model
+
+
+def _write_foreign(model: Path, adapter: Path | None, output: Path, dtype: torch.dtype) -> Path:
+    if adapter is not None:
+        msg = f"{adapter}: adapters are merged into models that headrace computes, not into {model}"
+        raise ModelError(msg)
+    refuse_weights(output)
+    save_foreign(load_foreign(model, dtype), output, model)
+    return model
 
 
 def _policy_directory(source: Path) -> Path:

@@ -29,7 +29,9 @@ from headrace.generators import TorchGenerator, default_cache_bytes
 from headrace.generators.vllm import VllmGenerator, VllmSettings
 from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
 from headrace.learners.adapter import begin_adapter
-from headrace.models.checkpoint import load_decoder
+from headrace.models.decoder import Decoder
+from headrace.models.decoder_config import DecoderConfig
+from headrace.models.foreign import load_policy
 from headrace.monitors import (
     EvaluationMode,
     FanoutMonitor,
@@ -205,8 +207,9 @@ class LocalRun:
     def _learner(self, num_steps: int, compute: ComputeThread) -> TorchLearner:
         config, model = self.prepared.config, self.prepared.model
         device = resolve_device(config.device)
-        decoder = load_decoder(model.directory, device=device)
+        decoder = load_policy(model.directory, device=device)
         if config.learner.lora is not None:
+            assert isinstance(decoder, Decoder), "preflight refuses it"
             begin_adapter(decoder, config.learner.lora, seed=config.seed)
         return TorchLearner(
             decoder,
@@ -310,6 +313,7 @@ def _sglang_generator(prepared: PreparedRun) -> Generator:
     from headrace.generators.sglang import SGLangGenerator  # noqa: PLC0415 - an extra
 
     config, model = prepared.config.generator, prepared.model
+    assert isinstance(model.decoder_config, DecoderConfig), "preflight refuses it"
     variable = config.sglang.api_key_variable
     return SGLangGenerator(
         config.sglang,
@@ -325,6 +329,7 @@ def _sglang_generator(prepared: PreparedRun) -> Generator:
 
 def _vllm_generator(prepared: PreparedRun, compute: ComputeThread) -> VllmGenerator:
     config, model = prepared.config.generator, prepared.model
+    assert isinstance(model.decoder_config, DecoderConfig), "preflight refuses it"
     cache = config.max_cache_gib
     return VllmGenerator(
         model.decoder_config,

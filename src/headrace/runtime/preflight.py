@@ -19,7 +19,6 @@ from typing import Any
 from headrace.config import (
     CheckedRecipe,
     FunctionConfig,
-    LoraConfig,
     ModelConfig,
     RunConfig,
     SamplingConfig,
@@ -35,10 +34,12 @@ from headrace.learners.adapter import adapter_shape
 from headrace.models.adapter_files import check_adapter
 from headrace.models.catalogue import BUNDLED, FETCHABLE, resolve_model
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.foreign_config import ForeignConfig, read_policy_config
 from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
 from headrace.runtime.devices import engine_device, missing_device, resolve_device
 from headrace.runtime.engines import missing_engine
+from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign_problems
 from headrace.runtime.precision import resolve_dtype
 from headrace.types import Message, SamplingParams
 from headrace.verifiers import answer_checker, check_function, needs_answer
@@ -50,7 +51,7 @@ class PreparedModel:
 
     directory: Path
     hf_config: dict[str, Any]
-    decoder_config: DecoderConfig
+    decoder_config: DecoderConfig | ForeignConfig
     tokenizer: Tokenizer
 
 
@@ -99,9 +100,10 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
                 found.notes += _memory_notes(config, found.model.decoder_config)
             found.problems += _sampling_problems(recipe, found.model)
             found.problems += _length_problems(recipe, found.model)
-            check_weights(found.model.directory, found.model.decoder_config)
-            if config.learner.lora is not None and recipe.knows("learner", "lora"):
-                _check_adapter(config.learner.lora, found.model)
+            found.problems += foreign_problems(recipe, found.model.decoder_config)
+            if isinstance(found.model.decoder_config, DecoderConfig):
+                check_weights(found.model.directory, found.model.decoder_config)
+                _check_adapter(recipe, found.model.decoder_config)
     found.problems += _device_problems(recipe)
     found.problems += _engine_problems(recipe)
     for name, component in config.verifier.components.items():
@@ -136,20 +138,20 @@ def _prepare_model(recipe: CheckedRecipe) -> PreparedModel:
     return PreparedModel(
         directory=directory,
         hf_config=hf_config,
-        decoder_config=DecoderConfig.from_hf(hf_config, origin=f"{directory}/config.json"),
+        decoder_config=read_policy_config(directory, hf_config),
         tokenizer=Tokenizer.load(directory),
     )
 
 
-def _check_adapter(config: LoraConfig, model: PreparedModel) -> None:
+def _check_adapter(recipe: CheckedRecipe, decoder: DecoderConfig) -> None:
     """Check the adapter that training starts from. Raises ConfigError."""
-    if config.start is None:
+    lora = recipe.config.learner.lora
+    if lora is None or lora.start is None or not recipe.knows("learner", "lora"):
         return
     try:
-        shapes = model.decoder_config.tensor_shapes()
-        check_adapter(config.start, adapter_shape(config), shapes)
+        check_adapter(lora.start, adapter_shape(lora), decoder.tensor_shapes())
     except ModelError as error:
-        msg = f'learner.lora.start = "{config.start}": {error}'
+        msg = f'learner.lora.start = "{lora.start}": {error}'
         raise ConfigError(msg) from error
 
 
@@ -248,14 +250,19 @@ def _model_notes(model: PreparedModel) -> Iterator[str]:
             f"generation_config.json of the model sets {listed}: not applied. Sampling is what "
             "[sampling] and [eval.sampling] say"
         )
+    if isinstance(model.decoder_config, ForeignConfig):
+        yield foreign_note(model.decoder_config)
     if not model.tokenizer.eos_token_ids:
         yield "the model names no end-of-sequence token: rollouts end at sampling.max_tokens only"
 
 
-def _memory_notes(config: RunConfig, decoder: DecoderConfig) -> Iterator[str]:
+def _memory_notes(config: RunConfig, decoder: DecoderConfig | ForeignConfig) -> Iterator[str]:
     """Compare an estimate with the device's memory: weights, gradients, moments, copies, cache."""
     available = free_memory(resolve_device(config.device))
-    needed = _needed_bytes(config, decoder)
+    if isinstance(decoder, ForeignConfig):
+        needed = foreign_bytes(config, decoder)
+    else:
+        needed = _needed_bytes(config, decoder)
     if available is not None and needed > available:
         yield (
             f"about {needed / 2**30:.1f} GiB are needed and {available / 2**30:.1f} GiB are free: "
