@@ -3,7 +3,9 @@
 A kernel is a C function of one pointer: to whole numbers, of which the first counts the pieces of
 work that were taken (`Call` fills them in). Whoever runs it takes piece after piece until none is
 left, so any number of threads may run the same call at once. Compiled code is kept on disk beside
-the source, or where numba keeps it for a user who may not write there.
+the source, or where numba keeps it for a user who may not write there; where it finds no place, it
+is compiled in each process. Kernels raise nothing: an error would need Python's lock, which the
+thread that waits for them holds, so what is divided by zero is not finite, and no more.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, PYFUNCTYPE, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from numba import cfunc, njit, types
 
@@ -41,6 +43,10 @@ _REVISION = zlib.crc32(
 """numba looks at one file to see whether what it kept is stale; kernels are made of several."""
 
 
+_SIGNATURE = types.void(types.voidptr)
+_ERRORS: Literal["numpy"] = "numpy"
+
+
 class Kernel:
     """A compiled kernel: where it lies, and how it is called on this thread."""
 
@@ -57,10 +63,14 @@ class Kernel:
 def kernel(function: Callable[..., Any]) -> Kernel:
     """Compile a function of one pointer, or find what was compiled before."""
     function.__qualname__ += f"_{_REVISION:08x}"
-    return Kernel(cfunc(types.void(types.voidptr), cache=True)(function))
+    try:
+        compiled = cfunc(_SIGNATURE, cache=True, error_model=_ERRORS)(function)
+    except RuntimeError:  # numba may write nowhere
+        compiled = cfunc(_SIGNATURE, error_model=_ERRORS)(function)
+    return Kernel(compiled)
 
 
-inline = njit(inline="never")
+inline = njit(inline="never", error_model=_ERRORS)
 """A part of kernels; LLVM decides what becomes of it."""
 
 

@@ -235,6 +235,52 @@ def test_a_query_that_is_not_finite_spoils_its_own_row_alone() -> None:
     assert found[1].isfinite().all()
 
 
+@pytest.mark.parametrize("length", [40, 48])
+def test_the_lowest_scores_of_all_hide_nothing_and_show_nothing_hidden(length: int) -> None:
+    paged = Paged([length], 1, 32, torch.float32)
+    paged.fill()
+    paged.keys[:, :, 0] = 1.0
+    queries, found = torch.zeros(1, 1, 32), torch.zeros(1, 1, 32)
+    queries[0, 0, 0] = -1e35
+    where = torch.tensor([length - 1]), torch.tensor([0])
+    kernel = attention_kernel(32, 1, storage=STORAGE[torch.float32])
+    call(
+        kernel, 1, 1, queries, *where, paged.table, paged.table.shape[1],
+        paged.keys, paged.values, found, 1 << 40,
+    )  # fmt: skip
+    _, values = paged.sequence(0, length)
+    assert_near(found[0], values.mean(1))
+
+
+def test_scores_that_overflow_spoil_their_own_row_alone() -> None:
+    paged = Paged([48] * 3, 1, 32, torch.float32)
+    paged.fill()
+    paged.keys[paged.table[0, :3], :, 0] = 1e38
+    queries, found = drawn(3, 1, 32), torch.full((3, 1, 32), 7.0)
+    queries[0], queries[0, 0, 0] = 0.0, -1e38
+    where = torch.full((3,), 47), torch.arange(3)
+    kernel = attention_kernel(32, 1, storage=STORAGE[torch.float32])
+    call(
+        kernel, 3, 1, queries, *where, paged.table, paged.table.shape[1],
+        paged.keys, paged.values, found, 1 << 40,
+    )  # fmt: skip
+    assert found[0].isnan().all()
+    for row in (1, 2):
+        keys, values = paged.sequence(row, 48)
+        assert_near(found[row], torch.softmax(queries[row] @ keys[0].T, dim=-1) @ values[0])
+
+
+def test_a_division_by_zero_spoils_its_own_row_alone() -> None:
+    # An error in a kernel would leave its other rows as they were, or wait for Python for ever.
+    residual, out = drawn(9, 48), torch.full((9, 48), 7.0)
+    residual[3] = 0
+    kernel = norm_kernel(48, storage=STORAGE[torch.float32])
+    call(kernel, 9, residual, 0, torch.ones(48), out, np.zeros(1, dtype=np.float32))
+    assert out[3].isnan().all()
+    others = [row for row in range(9) if row != 3]
+    assert_near(out[others], functional.rms_norm(residual[others], (48,), eps=0.0))
+
+
 def test_kernels_run_on_the_threads_of_torch() -> None:
     run = parallel_function()
     assert run is not None, "torch's OpenMP was not found"

@@ -62,8 +62,8 @@ CACHE_LINE = 64
 
 _ZERO: Any = np.float32(0.0)
 _ONE: Any = np.float32(1.0)
-_NEVER = np.float32(-1e30)
-"""A score that no exponential survives; -inf would make NaN of a row without another one."""
+_NEVER = np.float32(-np.inf)
+"""The score of a token that is not seen. In every block that is looked at, one is."""
 
 
 @inline
