@@ -5,7 +5,7 @@ work that were taken (`Call` fills them in). Whoever runs it takes piece after p
 left, so any number of threads may run the same call at once. Compiled code is kept on disk beside
 the source, or where numba keeps it for a user who may not write there; where it finds no place, it
 is compiled in each process. Kernels raise nothing: an error would need Python's lock, which the
-thread that waits for them holds, so what is divided by zero is not finite, and no more.
+thread that waits for them may hold, so what is divided by zero is not finite, and no more.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from functools import cache
 from inspect import Parameter, Signature
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils, codegen, config
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
@@ -139,15 +138,14 @@ def fma(builder: ir.IRBuilder, values: Any) -> Any:
 
 
 @_function(Vector, Vector, Vector)
-def larger(builder: ir.IRBuilder, values: Any) -> Any:
-    """(x, y) -> the larger of both; the other one where one is NaN."""
-    return call_llvm(builder, "llvm.maxnum.v16f32", FLOATS, *values)
+def larger_size(builder: ir.IRBuilder, values: Any) -> Any:
+    """(x, y) -> |x| or |y|, the larger; NaN where one is.
 
-
-@_function(Vector, Vector)
-def absolute(builder: ir.IRBuilder, values: Any) -> Any:
-    """(x) -> |x|."""
-    return call_llvm(builder, "llvm.fabs.v16f32", FLOATS, *values)
+    Bits of sizes are ordered as whole numbers are, and those of NaN come last.
+    """
+    sizes = [builder.and_(builder.bitcast(x, WORDS), whole(0x7FFFFFFF)) for x in values]
+    found = builder.select(builder.icmp_signed(">", *sizes), *sizes)
+    return builder.bitcast(found, FLOATS)
 
 
 @_function(Vector, Vector)
@@ -169,6 +167,14 @@ def total(builder: ir.IRBuilder, values: Any) -> Any:
 def largest(builder: ir.IRBuilder, values: Any) -> Any:
     """(x) -> the largest lane; those that are NaN do not count."""
     return call_llvm(builder, "llvm.vector.reduce.fmax.v16f32", F32, *values)
+
+
+@_function(types.float32, Vector)
+def largest_size(builder: ir.IRBuilder, values: Any) -> Any:
+    """(x) -> the largest lane, of sizes; NaN where one is."""
+    bits = builder.bitcast(values[0], WORDS)
+    found = call_llvm(builder, "llvm.vector.reduce.smax.v16i32", I32, bits)
+    return builder.bitcast(found, F32)
 
 
 @_function(Vector, Vector)
@@ -330,9 +336,9 @@ def address_of(builder: ir.IRBuilder, values: Any) -> Any:
 def has_feature(name: str) -> bool:
     """Return whether kernels may use LLVM's ``name`` of what a processor has.
 
-    This processor, unless NUMBA_CPU_FEATURES says for which one numba compiles.
+    What numba compiles for: this processor, unless its environment variables say otherwise.
     """
     features: str | None = vars(config)["CPU_FEATURES"]  # made when numba is imported
-    if features is not None:
-        return f"+{name}" in features.split(",")
-    return bool(llvmlite.binding.get_host_cpu_features().get(name, False))
+    if features is None:
+        features = codegen.get_host_cpu_features()
+    return f"+{name}" in features.split(",")

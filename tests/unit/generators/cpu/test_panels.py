@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -102,6 +103,27 @@ def test_the_bits_of_a_row_depend_on_that_row_alone(
             assert torch.equal(panels.multiply(hidden[rows]), together[rows])
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_what_is_not_finite_spoils_its_own_rows_and_outputs_and_no_other(
+    wrong: float, *, is_quantized: bool
+) -> None:
+    if is_quantized and not can_hold_int8(torch.float32, CPU, 64):
+        pytest.skip("this processor has no exact products of eight bits")
+    weight, hidden = drawn(40, 64, seed=0), drawn(5, 64, seed=1)
+    panels = (QuantizedPanels if is_quantized else Panels)(torch.float32, torch.float32)
+    panels.load([weight], [])
+    expected = panels.multiply(hidden)
+    weight[7, 3] = hidden[2, 9] = wrong
+    panels.load([weight], [])
+    assert panels.holds([weight], [])
+    found = panels.multiply(hidden)
+    is_spoilt = torch.zeros(5, 40, dtype=torch.bool)
+    is_spoilt[2] = is_spoilt[:, 7] = True
+    assert torch.equal(found.isfinite(), ~is_spoilt)
+    assert torch.equal(found[~is_spoilt], expected[~is_spoilt])
+
+
 @given(
     outputs=st.integers(1, 70),
     inputs=st.integers(1, 40),
@@ -196,3 +218,10 @@ def test_other_threads_run_python_while_a_large_product_is_computed(num_threads:
     torch.set_num_threads(before)
     # The product takes some 100 ms, of which a thread that held the interpreter would give none.
     assert seen > 5
+
+
+def test_kernels_do_without_what_numba_is_told_not_to_use(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_ENABLE_AVX": "0", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", OTHER_PROCESSOR]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

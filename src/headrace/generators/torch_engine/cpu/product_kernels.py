@@ -33,14 +33,13 @@ from headrace.kernels.tiles import (
 )
 from headrace.kernels.vectors import (
     LANES,
-    absolute,
     add,
     add_to,
     address_of,
     copy_word,
     has_feature,
-    larger,
-    largest,
+    larger_size,
+    largest_size,
     multiply,
     next_item,
     read_fp32,
@@ -222,9 +221,9 @@ def quantize_kernel(*, storage: int, is_unsigned: bool) -> Kernel:
                 out = argument(call, 4) + size * row
                 peaks = splat(_ZERO)
                 for column in range(0, size, LANES):
-                    peaks = larger(peaks, absolute(read(source + bytes_of * column, storage)))
-                # A row of zeros stays one.
-                scale = max(largest(peaks) * np.float32(1.0 / 127), np.float32(1.2e-38))
+                    peaks = larger_size(peaks, read(source + bytes_of * column, storage))
+                # A row of zeros stays one, and NaN anywhere in a row is in all of its products.
+                scale = max(largest_size(peaks) * np.float32(1.0 / 127), np.float32(1.2e-38))
                 write_number(argument(call, 5) + 4 * row, scale)
                 steps = splat(_ONE / scale)
                 for column in range(0, size, LANES):
