@@ -101,7 +101,7 @@ def test_learner_and_generator_are_placed_on_the_device(
         return TorchGenerator(config, **options)
 
     suppose(monkeypatch, gpu=True)
-    monkeypatch.setattr(local, "load_decoder", load)
+    monkeypatch.setattr(local, "load_policy", load)
     monkeypatch.setattr(local, "TorchGenerator", generator)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**28, 2**30))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
