@@ -232,6 +232,11 @@ class Rollout:
         return self.finish_reason == "abort"
 
     @property
+    def policy_versions(self) -> tuple[int, ...]:
+        """[T] the version that sampled each token."""
+        return tuple(s.policy_version for s in self.version_spans for _ in range(s.start, s.end))
+
+    @property
     def oldest_version(self) -> int | None:
         """The lowest policy version among its tokens; None for an empty completion."""
         return min((span.policy_version for span in self.version_spans), default=None)

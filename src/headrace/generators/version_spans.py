@@ -1,4 +1,4 @@
-"""Runs of equal policy versions, as rollouts carry them, and the versions token by token."""
+"""Runs of equal policy versions, as rollouts carry them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.types import VersionSpan
 
 
 def version_spans(versions: Iterable[int]) -> tuple[VersionSpan, ...]:
-    """Return the runs of equal ``versions``, one of which each token has."""
+    """Return the runs of equal ``versions``, one a token: `Rollout.policy_versions` undone."""
     spans: list[VersionSpan] = []
     start = 0
     for version, run in groupby(versions):
@@ -17,8 +17,3 @@ def version_spans(versions: Iterable[int]) -> tuple[VersionSpan, ...]:
         spans.append(VersionSpan(policy_version=version, start=start, end=end))
         start = end
     return tuple(spans)
-
-
-def token_versions(spans: Iterable[VersionSpan]) -> tuple[int, ...]:
-    """Return the version of each token that ``spans`` cover: `version_spans` undone."""
-    return tuple(span.policy_version for span in spans for _ in range(span.start, span.end))

@@ -16,9 +16,11 @@ from ctypes import CFUNCTYPE, PYFUNCTYPE, c_void_p
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from numba import cfunc, njit, types
 
 from headrace.kernels.vectors import (
+    LANES,
     read_bf16,
     read_fp16,
     read_fp32,
@@ -30,6 +32,12 @@ from headrace.kernels.vectors import (
 
 FP32, BF16, FP16 = range(3)
 """How numbers are stored. Whole numbers: numba keeps compiled code by what a kernel is made for."""
+
+ZERO: Any = np.float32(0.0)
+ONE: Any = np.float32(1.0)
+
+VECTOR = 4 * LANES
+"""Bytes of a vector in fp32."""
 
 BYTES = (4, 2, 2)
 """Of one number, by how it is stored."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from headrace.learners.selection import TrainingGroup, TrainingRow
 from headrace.models.attention import alike_runs
 from headrace.objectives.logprobs import Support
 from headrace.objectives.segments import Segments
-from headrace.types import Rollout
 
 T = TypeVar("T")
 
@@ -89,7 +88,7 @@ class Microbatch:
         found = [
             version
             for row in self.rows
-            for version in _trained_part(row, [*_token_versions(row.rollout)])
+            for version in _trained_part(row, row.rollout.policy_versions)
         ]
         return torch.tensor(found, dtype=torch.int64, device=self.target_ids.device)
 
@@ -182,11 +181,6 @@ def _support(rows: Sequence[TrainingRow], device: torch.device) -> Support | Non
         rows=torch.arange(len(kept)).repeat_interleave(counts).to(device),
         ids=torch.from_numpy(np.concatenate(kept)).to(device),
     )
-
-
-def _token_versions(rollout: Rollout) -> Iterator[int]:
-    for span in rollout.version_spans:
-        yield from repeat(span.policy_version, span.end - span.start)
 
 
 def _sorted_rows(groups: Sequence[TrainingGroup]) -> tuple[list[int], list[TrainingRow]]:

@@ -12,7 +12,7 @@ from headrace import kept_support
 from headrace.config.sglang_rules import asks_support, is_point
 from headrace.generators.sglang.reply import Sampled
 from headrace.generators.stop_strings import Decode, completes_stop_string
-from headrace.generators.version_spans import token_versions, version_spans
+from headrace.generators.version_spans import version_spans
 from headrace.types import (
     FinishReason,
     GenerationRequest,
@@ -97,7 +97,7 @@ class Draft:
         self._mask = list(rollout.loss_mask)
         self._logprobs = list(rollout.generator_logprobs)
         self._raw = list(rollout.raw_logprobs or [0.0] * len(rollout.completion_ids))
-        self._versions = list(token_versions(rollout.version_spans))
+        self._versions = list(rollout.policy_versions)
         self._support = list(rollout.kept_support or [b""] * len(rollout.completion_ids))
         self.finish_reason = self._own_end() if rollout.may_go_on else rollout.finish_reason
 

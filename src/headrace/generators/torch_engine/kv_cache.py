@@ -13,7 +13,7 @@ from headrace.models.decoder_config import DecoderConfig
 from headrace.models.foreign_config import ForeignConfig
 
 GROWTH = 1.25
-"""Blocks are added by this factor, so that growing costs little however often it happens."""
+"""Memory of blocks, and of rows, grows by this factor, so that it costs little however often."""
 
 
 def block_bytes(config: DecoderConfig | ForeignConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -195,6 +195,15 @@ class DecodeAttention:
         return mixed.float()
 
 
+def filled_table(tables: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
+    """Return the first ``width`` blocks of each of ``tables`` [B, width] int64.
+
+    Short ones are filled up with their own first block, which no query may look at there.
+    """
+    filled = [[*table[:width], *[table[0]] * (width - len(table))] for table in tables]
+    return torch.tensor(filled, device=device)
+
+
 class PrefillAttention:
     """An `Attention` over new parts of sequences whose beginnings may lie in the cache."""
 
@@ -209,10 +218,8 @@ class PrefillAttention:
         """Part b is tokens ``starts[b]`` to ``starts[b] + lengths[b]`` of blocks ``tables[b]``."""
         device, size = cache.device, cache.block_size
         width = max(-(-(a + n) // size) for a, n in zip(starts, lengths, strict=True))
-        # Short tables are filled up with their own first block, which no query may look at there.
-        filled = [[*table[:width], *[table[0]] * (width - len(table))] for table in tables]
         self._cache = cache
-        self._table = torch.tensor(filled, device=device)
+        self._table = filled_table(tables, width, device)
         self._padding = Padding(lengths, device=device)
         first = torch.tensor(starts, device=device).unsqueeze(1)
         columns = torch.arange(self._padding.shape[1], device=device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.masks import TokenMasks
 from headrace.generators.torch_engine.sampling import Drawn, SamplingRows
-from headrace.generators.version_spans import token_versions, version_spans
+from headrace.generators.version_spans import version_spans
 from headrace.types import (
     FinishReason,
     GenerationRequest,
@@ -48,7 +48,7 @@ class Begun:
         return cls(
             completion_ids=rollout.completion_ids,
             generator_logprobs=rollout.generator_logprobs,
-            policy_versions=token_versions(rollout.version_spans),
+            policy_versions=rollout.policy_versions,
             loss_mask=rollout.loss_mask,
             raw_logprobs=rollout.raw_logprobs,
             kept_support=rollout.kept_support,

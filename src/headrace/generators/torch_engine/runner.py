@@ -80,14 +80,18 @@ class ModelRunner:
         self._products = FusedProducts(decoder, dtype, device, is_quantized=is_quantized)
         for name in self._expected.keys() - self._products.names:
             self._allocate(name)
-        self._decoder.model.fill_rope(config)
-        self._cache = KVCache(config, block_size, dtype, device)
+        self._cache = self._prepare(config, block_size, dtype)
         self._table: tuple[int, BlockTable] | None = None
         self._turn = 0
         """Of the weights that are held: the loads that went well, one after another, before."""
         self._num_verified = 0
         self._logits = torch.empty(0, config.vocab_size, device=device)
         self.config = config
+
+    def _prepare(self, config: DecoderConfig, block_size: int, dtype: torch.dtype) -> KVCache:
+        """Make what the passes need beside weights, and return the cache as they read it."""
+        self._decoder.model.fill_rope(config)
+        return KVCache(config, block_size, dtype, self._device)
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from headrace.generators.stop_strings import Decode, completes_stop_string
-from headrace.generators.version_spans import token_versions, version_spans
+from headrace.generators.version_spans import version_spans
 from headrace.generators.vllm.engine import Delta
 from headrace.types import (
     FinishReason,
@@ -55,7 +55,7 @@ class Flight:
         self.completion_ids = list(begun.completion_ids)
         self.loss_mask = list(begun.loss_mask)
         self.logprobs = list(begun.generator_logprobs)
-        self.policy_versions = list(token_versions(begun.version_spans))
+        self.policy_versions = list(begun.policy_versions)
         if not begun.may_go_on:
             self.finish_reason = begun.finish_reason
         elif len(self.completion_ids) >= self.request.sampling.max_tokens:

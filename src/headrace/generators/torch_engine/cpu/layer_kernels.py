@@ -15,7 +15,10 @@ import numpy as np
 from headrace.kernels.compiled import (
     BYTES,
     FP32,
+    ONE,
     ROWS,
+    VECTOR,
+    ZERO,
     Kernel,
     argument,
     inline,
@@ -54,14 +57,9 @@ from headrace.kernels.vectors import (
     write_number,
 )
 
-VECTOR = 4 * LANES
-"""Bytes of a vector in fp32."""
-
 CACHE_LINE = 64
 """Bytes."""
 
-_ZERO: Any = np.float32(0.0)
-_ONE: Any = np.float32(1.0)
 _NEVER = np.float32(-np.inf)
 """The score of a token that is not seen. In every block that is looked at, one is."""
 
@@ -69,11 +67,11 @@ _NEVER = np.float32(-np.inf)
 @inline
 def _inverse_rms(row: int, size: int, epsilon: float) -> Any:
     """Return 1 / rms of ``size`` fp32 numbers, in every lane."""
-    squares = splat(_ZERO)
+    squares = splat(ZERO)
     for column in range(0, size, LANES):
         x = read_fp32(row + 4 * column)
         squares = fma(x, x, squares)
-    return splat(_ONE / np.sqrt(total(squares) / np.float32(size) + epsilon))
+    return splat(ONE / np.sqrt(total(squares) / np.float32(size) + epsilon))
 
 
 @cache
@@ -120,7 +118,7 @@ def silu_kernel(*, storage: int) -> Kernel:
     def silu(pointer: Any) -> None:
         call = address_of(pointer)
         num_rows, size = argument(call, 1), argument(call, 2)
-        one = splat(_ONE)
+        one = splat(ONE)
         while True:
             first = ROWS * next_item(call)
             if first >= num_rows:
@@ -230,7 +228,7 @@ def rotate_kernel(head_dim: int, *, has_norm: bool, storage: int) -> Kernel:
                 _widen(source, turned, head_dim, storage)
                 if has_norm:
                     _norm_head(turned, head_dim, argument(call, 17), epsilon, storage)
-                _turn(turned, head_dim, cos, sin, _ONE)
+                _turn(turned, head_dim, cos, sin, ONE)
                 keys = argument(call, 12) + LANES * row_bytes * (place + head)
                 _store_key(turned, keys + bytes_of * slot, head_dim, storage)
                 source += row_bytes
@@ -274,7 +272,7 @@ def _hide(weights: int, repeats: int, first: int, end: int) -> None:
 def _soften(weights: int, peak: int, whole: int, shrink: int) -> None:
     """Turn the scores of a head into shares; write by what all that was summed before shrinks."""
     scores, before = read_fp32(weights), read_number(peak)
-    raised, shrunk = max(before, largest(scores)), _ONE
+    raised, shrunk = max(before, largest(scores)), ONE
     if raised != before:
         shrunk = largest(exp(splat(before - raised)))
     shares = exp(add(scores, splat(-raised)))
@@ -305,16 +303,16 @@ def _mix(
 def _begin(mixed: int, num_mixed: int, peaks: int, wholes: int, heads: int) -> None:
     """Nothing is mixed yet, and no score was seen."""
     for column in range(0, num_mixed, LANES):
-        write_fp32(mixed + 4 * column, splat(_ZERO))
+        write_fp32(mixed + 4 * column, splat(ZERO))
     for head in range(heads):
         write_number(peaks + 4 * head, _NEVER)
-        write_number(wholes + 4 * head, _ZERO)
+        write_number(wholes + 4 * head, ZERO)
 
 
 @inline
 def _finish(mixed: int, whole: int, out: int, head_dim: int, storage: int) -> None:
     """Write what a head mixed, divided by all its shares."""
-    share = splat(_ONE / read_number(whole))
+    share = splat(ONE / read_number(whole))
     for column in range(0, head_dim, LANES):
         cell = multiply(read_fp32(mixed + 4 * column), share)
         write(out + BYTES[storage] * column, cell, storage)

@@ -52,6 +52,7 @@ class Panels:
         self._store, self._bias = _Store(), _Bias()
         self._product = _Product(_NAMES[dtype], out_dtype)
         self._zeros = torch.zeros(OUTPUTS)
+        self._product.call[7] = self._zeros.data_ptr()
 
     def load(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         """See `Form`."""
@@ -64,8 +65,6 @@ class Panels:
 
     def multiply(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Form`."""
-        call = self._product.call
-        call[7] = self._zeros.data_ptr()
         return self._product.of(hidden, self._store, self._bias, out)
 
 
@@ -88,17 +87,16 @@ class QuantizedPanels:
 
     def load(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         """See `Form`."""
-        steps, scales = _rounded(side_by_side(weights))
+        steps, self._scales, self._first = _rounded_matrix(weights)
         self._store.load([steps])
-        self._scales = _padded(scales)
-        self._first = _padded(steps.sum(1, dtype=torch.int32) * -UNSIGNED)
         self._bias.load(biases)
+        call = self._product.call
+        call[7], call[9] = self._first.data_ptr(), self._scales.data_ptr()
 
     def holds(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
         """See `Form`: it is what ``weights`` are rounded to."""
-        steps, scales = _rounded(side_by_side(weights))
-        held = self._store.holds([steps]) and same_bits(self._scales, _padded(scales))
-        first = _padded(steps.sum(1, dtype=torch.int32) * -UNSIGNED)
+        steps, scales, first = _rounded_matrix(weights)
+        held = self._store.holds([steps]) and same_bits(self._scales, scales)
         return held and torch.equal(first, self._first) and self._bias.holds(biases)
 
     def multiply(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -106,9 +104,7 @@ class QuantizedPanels:
         rows = torch.empty(hidden.shape, dtype=torch.uint8)
         scales = torch.empty(len(hidden))
         _round(self._round, hidden, rows, scales)
-        call = self._product.call
-        call[7], call[8] = self._first.data_ptr(), scales.data_ptr()
-        call[9] = self._scales.data_ptr()
+        self._product.call[8] = scales.data_ptr()
         return self._product.of(rows, self._store, self._bias, out)
 
 
@@ -200,14 +196,17 @@ class _Bias:
         return same_bits(self._numbers, _padded(side_by_side(biases).float()))
 
 
-def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``weight`` [n, k] in steps from -127 to 127, and the scale [n] of each row."""
-    weight = weight.detach().contiguous()
-    steps = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(len(weight))
+def _rounded_matrix(weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``weights`` [n, k] in steps, and the padded columns [n] that products need of them.
+
+    The scale of each output, and what its sums begin with.
+    """
+    weight = side_by_side(weights).detach().contiguous()
+    steps, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
     kernel = quantize_kernel(storage=STORAGE[weight.dtype], is_unsigned=False)
     _round(Call(kernel, 6), weight, steps, scales)
-    return steps, scales
+    first = steps.sum(1, dtype=torch.int32) * -UNSIGNED
+    return steps, _padded(scales), _padded(first)
 
 
 def _round(call: Call, rows: Tensor, steps: Tensor, scales: Tensor) -> None:

@@ -13,9 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from headrace.generators.torch_engine.forms import LARGEST_INT8
 from headrace.kernels.compiled import (
     BYTES,
+    ONE,
     ROWS,
+    VECTOR,
+    ZERO,
     Kernel,
     argument,
     inline,
@@ -63,9 +67,7 @@ CHUNK = 20 * TALLEST
 OUTPUTS = WIDTH * LANES
 """Of one panel."""
 
-VECTOR = 4 * LANES
 _TILE = TALLEST * OUTPUTS
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 UNSIGNED = 128
 """Added to a byte of a row, since processors multiply unsigned by signed ones."""
 
@@ -201,12 +203,13 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
 
 @cache
 def quantize_kernel(*, storage: int, is_unsigned: bool) -> Kernel:
-    """Round ``rows`` [n, size] to whole numbers from -127 to 127, each row by its own scale.
+    """Round ``rows`` [n, size] to whole numbers up to `LARGEST_INT8`, each row by its own scale.
 
     ``is_unsigned``: 128 is added to what is stored. Arguments: taken, n, size, rows, out (bytes),
     scales (fp32 [n]: what a step of 1 stands for).
     """
     bytes_of, shift = BYTES[storage], UNSIGNED if is_unsigned else 0
+    share = 1.0 / LARGEST_INT8
 
     def quantize(pointer: Any) -> None:
         call = address_of(pointer)
@@ -219,13 +222,13 @@ def quantize_kernel(*, storage: int, is_unsigned: bool) -> Kernel:
             for row in range(first, min(first + ROWS, num_rows)):
                 source = argument(call, 3) + bytes_of * size * row
                 out = argument(call, 4) + size * row
-                peaks = splat(_ZERO)
+                peaks = splat(ZERO)
                 for column in range(0, size, LANES):
                     peaks = larger_size(peaks, read(source + bytes_of * column, storage))
                 # A row of zeros stays one, and NaN anywhere in a row is in all of its products.
-                scale = max(largest_size(peaks) * np.float32(1.0 / 127), np.float32(1.2e-38))
+                scale = max(largest_size(peaks) * np.float32(share), np.float32(1.2e-38))
                 write_number(argument(call, 5) + 4 * row, scale)
-                steps = splat(_ONE / scale)
+                steps = splat(ONE / scale)
                 for column in range(0, size, LANES):
                     x = multiply(read(source + bytes_of * column, storage), steps)
                     write_byte(out + column, add(round_whole(x), shifts))

@@ -23,7 +23,8 @@ from headrace.generators.torch_engine.cpu.layer_kernels import (
 )
 from headrace.generators.torch_engine.cpu.panels import STORAGE, can_hold
 from headrace.generators.torch_engine.forms import Form
-from headrace.generators.torch_engine.kv_cache import KVCache
+from headrace.generators.torch_engine.kv_cache import GROWTH, KVCache
+from headrace.generators.torch_engine.paged_attention import filled_table
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.runner import ModelRunner, pack
 from headrace.generators.torch_engine.scheduler import Part
@@ -34,9 +35,6 @@ from headrace.models.rope import rope_table
 
 NO_WINDOW = 1 << 40
 """Tokens that a query without a window looks back on, itself included."""
-
-GROWTH = 1.25
-"""Rows of working memory are added by this factor."""
 
 
 def can_run(
@@ -94,7 +92,6 @@ class FusedRunner(ModelRunner):
         is_quantized: bool = False,
     ) -> None:
         super().__init__(config, block_size, dtype, device, is_quantized=is_quantized)
-        self._cache = KVCache(config, block_size, dtype, device, has_transposed_keys=True)
         self._dtype = dtype
         self._rows = _Rows(config, dtype, 1)
         linears = list(self._decoder.linears())
@@ -103,6 +100,11 @@ class FusedRunner(ModelRunner):
             for index in range(config.num_layers)
         ]
         self._make_calls(STORAGE[dtype])
+
+    def _prepare(self, config: DecoderConfig, block_size: int, dtype: torch.dtype) -> KVCache:
+        """See `ModelRunner`: rotary tables in fp32, and keys as `attention_kernel` reads them."""
+        self._cos, self._sin = rope_table(config)
+        return KVCache(config, block_size, dtype, self._device, has_transposed_keys=True)
 
     def _layer(self, index: int, linears: Sequence[Sequence[nn.Linear]]) -> _Layer:
         """``linears``: the layer's part of `Decoder.linears`."""
@@ -128,7 +130,6 @@ class FusedRunner(ModelRunner):
         """Prepare the kernels, with what is the same in every pass."""
         config = self.config
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._cos, self._sin = rope_table(config)
         self._numbers = np.array([head_dim**-0.5, config.rms_norm_eps], dtype=np.float32)
         scale, epsilon = self._numbers.ctypes.data, self._numbers.ctypes.data + 4
         self._norm = Call(norm_kernel(config.hidden_size, storage=storage), 7)
@@ -147,13 +148,12 @@ class FusedRunner(ModelRunner):
     def prefill(self, parts: Sequence[Part]) -> Tensor:
         """See `ModelRunner`."""
         packed = pack(parts)
-        width = max(len(part.branch.blocks) for part in parts)
-        blocks = [(*part.branch.blocks, *[0] * (width - len(part.branch.blocks))) for part in parts]
+        tables = [part.branch.blocks for part in parts]
         hidden = self._forward(
             self._tensor(packed.ids),
             self._tensor(packed.positions),
             self._tensor(packed.part),
-            torch.tensor(blocks),
+            filled_table(tables, max(map(len, tables)), self._device),
         )
         return self._next_logits(hidden[self._tensor(packed.last)])
 
