@@ -1,0 +1,1 @@
+"""Runs code that a policy wrote, as if an attacker had: it was optimised against its judge."""
