@@ -359,6 +359,7 @@ class Controller:
         metrics |= {f"controller/time/{name}_seconds": value for name, value in seconds.items()}
         metrics |= {name: float(count) for name, count in counts.items()}
         metrics |= self._parts.generator.metrics()
+        metrics |= self._parts.verifier.metrics()
         metrics["generator/throughput/rollouts_per_second"] = rollouts / max(seconds["step"], 1e-9)
         if seconds["generate"] > 0.0:  # a step may be of groups generated before it began
             speed = tokens / seconds["generate"]
@@ -385,6 +386,7 @@ class Controller:
         metrics["controller/time/eval_seconds"] = time.monotonic() - began
         # What an evaluation took of the engine is not part of the step that follows it.
         parts.generator.metrics()
+        parts.verifier.metrics()
         self._evaluated_step = self._step_done
         parts.monitor.on_evaluation(
             EvaluationRecord(

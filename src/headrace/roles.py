@@ -79,7 +79,7 @@ class Interruptible(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores rollouts."""
+    """Scores rollouts. A call that is cancelled frees what it holds."""
 
     async def score(self, group: RolloutGroup) -> tuple[Verdict, ...]:
         """Return one verdict for each rollout, in order.
@@ -87,6 +87,10 @@ class Verifier(Protocol):
         A failure of the verifier's own is a Verdict with ``reward=None``; raises VerifierFailure
         only when such failures are so many that the run must stop.
         """
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return what is worth knowing of the time since the last call, by metric name."""
         ...
 
     async def close(self) -> None:

@@ -273,6 +273,9 @@ class Verdict:
     """Reward of every component before weighting, by name; None where one was not scored."""
     detail: str = ""
     """One line for people: what was compared with what, or what went wrong."""
+    labels: tuple[str, ...] = ()
+    """Notes on what the completion tries, such as ``exits_early``. For people and alarms; no part
+    of the reward."""
 
     def __post_init__(self) -> None:
         if self.outcome is Outcome.INFRA and self.reward is not None:

@@ -131,6 +131,9 @@ class FakeVerifier:
             raise self.failure
         return tuple(_verdict(reward) for reward in self.rewards(group))
 
+    def metrics(self) -> Mapping[str, float]:
+        return {"verifier/kind/fake/slots/num_jobs": 1.0}
+
     async def close(self) -> None:
         self.in_flight.clear()
 

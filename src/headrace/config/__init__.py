@@ -11,6 +11,7 @@ from headrace.config.data import (
     SourceConfig,
 )
 from headrace.config.evaluation import EvaluationConfig
+from headrace.config.form import FormatConfig, LanguageConfig, LengthConfig
 from headrace.config.generator import (
     EngineName,
     GeneratorConfig,
@@ -18,6 +19,7 @@ from headrace.config.generator import (
     SGLangConfig,
     VllmConfig,
 )
+from headrace.config.judge import CriterionConfig, JudgeConfig, RewardModelConfig, RubricConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.load import check_config, dump_config, load_config, parse_config
 from headrace.config.lora import LoraConfig
@@ -53,6 +55,7 @@ __all__ = [
     "CispoLoss",
     "ComponentConfig",
     "CorrectionConfig",
+    "CriterionConfig",
     "DataConfig",
     "DeviceName",
     "DppoTvLoss",
@@ -61,13 +64,17 @@ __all__ = [
     "EvaluationConfig",
     "ExactConfig",
     "Extraction",
+    "FormatConfig",
     "FunctionConfig",
     "GeneratorConfig",
     "GmpoLoss",
     "GspoLoss",
     "HuggingFaceDiskSource",
     "JsonlSource",
+    "JudgeConfig",
+    "LanguageConfig",
     "LearnerConfig",
+    "LengthConfig",
     "LoraConfig",
     "LossConfig",
     "MathConfig",
@@ -82,6 +89,8 @@ __all__ = [
     "ReasoningGymSource",
     "ReinforceLoss",
     "RejectionConfig",
+    "RewardModelConfig",
+    "RubricConfig",
     "RunConfig",
     "SGLangConfig",
     "SamplingConfig",

@@ -5,27 +5,22 @@ A verifier is a weighted sum of components, each told apart by its ``kind``.
 
 from __future__ import annotations
 
+import graphlib
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from headrace.config.component import ComponentSection
+from headrace.config.form import FormatConfig, LanguageConfig, LengthConfig
+from headrace.config.judge import JudgeConfig, RewardModelConfig, RubricConfig
 from headrace.config.section import Section, beside_recipe
 
 Extraction = Literal["whole", "after_last_marker", "last_number", "final_number", "boxed"]
 """Which part of a completion is its answer; docs/VERIFIERS.md has each rule with examples."""
 
 
-class _Component(Section):
-    """Fields that every component has."""
-
-    weight: float = 1.0
-    """Factor of this component in the sum."""
-    require_stop: bool = True
-    """A completion cut off by the token limit is wrong, whatever it says."""
-
-
-class ExactConfig(_Component):
+class ExactConfig(ComponentSection):
     """Pays 1 for the expected text, character by character."""
 
     kind: Literal["exact"]
@@ -38,7 +33,7 @@ class ExactConfig(_Component):
     """Ignore white space around both sides, and write line ends as newlines."""
 
 
-class NumericConfig(_Component):
+class NumericConfig(ComponentSection):
     """Pays 1 for a number equal to the expected one."""
 
     kind: Literal["numeric"]
@@ -53,7 +48,7 @@ class NumericConfig(_Component):
     """The same, as a share of the expected number."""
 
 
-class MathConfig(_Component):
+class MathConfig(ComponentSection):
     """Pays 1 for an equal expression, read by math-verify's parser in a killable process."""
 
     kind: Literal["math"]
@@ -70,7 +65,7 @@ class MathConfig(_Component):
     """Grading processes side by side."""
 
 
-class FunctionConfig(_Component):
+class FunctionConfig(ComponentSection):
     """Pays what a Python function returns, called in its own processes.
 
     ``def reward(prompt: str, completion: str, answer: str | None, metadata: dict) -> float | None``
@@ -97,7 +92,17 @@ class FunctionConfig(_Component):
 
 
 ComponentConfig = Annotated[
-    ExactConfig | NumericConfig | MathConfig | FunctionConfig, Field(discriminator="kind")
+    ExactConfig
+    | NumericConfig
+    | MathConfig
+    | FunctionConfig
+    | FormatConfig
+    | LengthConfig
+    | LanguageConfig
+    | JudgeConfig
+    | RubricConfig
+    | RewardModelConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -107,7 +112,8 @@ class VerifierConfig(Section):
     components: dict[str, ComponentConfig] = Field(min_length=1)
     """Name -> component. The reward is the sum of weight times component."""
     pass_threshold: float = 1.0
-    """A reward at or above this counts as solved in pass@k and in the outcome."""
+    """A sum at or above this, of the components that decide it, counts as solved in pass@k and in
+    the outcome."""
     max_failed_share: float = Field(default=0.5, gt=0.0, le=1.0)
     """Stop the run when more than this share of a whole batch's rollouts could not be scored."""
 
@@ -116,4 +122,35 @@ class VerifierConfig(Section):
         if all(component.weight == 0.0 for component in self.components.values()):
             msg = "verifier.components: all have weight 0, so no reward could ever differ"
             raise ValueError(msg)
+        if not any(component.decides_pass for component in self.components.values()):
+            msg = (
+                "verifier.components: all have decides_pass = false, so nothing could ever pass; "
+                "let the component that knows right from wrong decide"
+            )
+            raise ValueError(msg)
         return self
+
+    @model_validator(mode="after")
+    def _gates_lead_somewhere(self) -> Self:
+        for name, component in self.components.items():
+            for gate in component.gates:
+                if gate not in self.components:
+                    msg = (
+                        f"verifier.components.{name}.gates names {gate!r}, which is no component; "
+                        f"allowed: {', '.join(sorted(self.components))}"
+                    )
+                    raise ValueError(msg)
+        try:
+            graphlib.TopologicalSorter(self.gates).prepare()
+        except graphlib.CycleError as error:
+            circle = " -> ".join(error.args[1])
+            msg = (
+                f"verifier.components: gates go round in a circle ({circle}); take one of them out"
+            )
+            raise ValueError(msg) from error
+        return self
+
+    @property
+    def gates(self) -> dict[str, tuple[str, ...]]:
+        """Component -> the components that must be met first."""
+        return {name: component.gates for name, component in self.components.items()}

@@ -142,7 +142,8 @@ def _verdict_view(verdict: Verdict) -> RenderableType:
         for name, reward in verdict.components.items()
     )
     text = f"{verdict.verifier}: {verdict.outcome}, reward {_reward(verdict)}"
-    lines = (text, components, clipped(verdict.detail, 1000))
+    labels = f"labels {', '.join(verdict.labels)}" if verdict.labels else ""
+    lines = (text, components, labels, clipped(verdict.detail, 1000))
     return Text(printable("\n".join(line for line in lines if line)), style="bold")
 
 

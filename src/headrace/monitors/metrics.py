@@ -131,13 +131,17 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Return the ``generator/*`` and ``verifier/*`` metrics of one batch of scored groups.
 
     Lengths are in tokens, shares in 0..1. ``verifier/rollouts/num_failed`` counts every rollout
-    without a reward, ``verifier/groups/num_dropped`` every group in which none has one.
+    without a reward, ``verifier/groups/num_dropped`` every group in which none has one. Outcomes,
+    labels and components come over all rollouts and again below ``verifier/source/SOURCE``.
     """
     # Sums first, one add a metric: a step may hold thousands of rollouts and wait for this.
     metrics = Metrics()
     _add_generated(metrics, groups)
     _add_rewards(metrics, groups)
-    _add_verdicts(metrics, [verdict for group in groups for verdict in group.verdicts or ()])
+    _add_verdicts(metrics, "verifier", _verdicts(groups))
+    for source in dict.fromkeys(group.prompt.source for group in groups):
+        of_source = [group for group in groups if group.prompt.source == source]
+        _add_verdicts(metrics, f"verifier/source/{source}", _verdicts(of_source))
     return metrics.compute()
 
 
@@ -171,18 +175,23 @@ def _add_rewards(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
     metrics.add_sum("verifier/groups/num_dropped", num_dropped)
 
 
-def _add_verdicts(metrics: Metrics, verdicts: Sequence[Verdict]) -> None:
+def _verdicts(groups: Sequence[RolloutGroup]) -> list[Verdict]:
+    return [verdict for group in groups for verdict in group.verdicts or ()]
+
+
+def _add_verdicts(metrics: Metrics, role: str, verdicts: Sequence[Verdict]) -> None:
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     for outcome in Outcome:
-        name = f"verifier/outcome/{outcome}_share"
-        metrics.add_mean(name, outcomes[outcome], len(verdicts))
+        metrics.add_mean(f"{role}/outcome/{outcome}_share", outcomes[outcome], len(verdicts))
+    for label, count in Counter(label for v in verdicts for label in v.labels).items():
+        metrics.add_sum(f"{role}/label/{label}/num_rollouts", count)
     components: defaultdict[str, list[float]] = defaultdict(list)
     for verdict in verdicts:
         for name, reward in verdict.components.items():
             if reward is not None:
                 components[name].append(reward)
     for name, rewards in components.items():
-        metrics.add_mean(f"verifier/component/{name}/mean", math.fsum(rewards), len(rewards))
+        metrics.add_mean(f"{role}/component/{name}/mean", math.fsum(rewards), len(rewards))
 
 
 def _scored(group: RolloutGroup) -> list[float]:

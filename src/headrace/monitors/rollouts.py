@@ -62,6 +62,7 @@ _SCHEMA = pa.schema(
         pa.field("verifier", pa.string()),
         pa.field("components", pa.string()),  # JSON: name -> reward or null
         pa.field("detail", pa.string()),
+        pa.field("labels", pa.list_(pa.string())),  # null: not scored, or an older file
         pa.field("sampling", pa.string(), nullable=False),  # JSON of SamplingParams
     ]
 )
@@ -166,6 +167,7 @@ def _verdict_columns(verdict: Verdict | None) -> Row:
         "verifier": encodable(verdict.verifier),
         "components": json.dumps(dict(verdict.components)),
         "detail": encodable(verdict.detail),
+        "labels": [encodable(label) for label in verdict.labels],
     }
 
 
@@ -213,6 +215,7 @@ def _verdict(row: Row) -> Verdict:
         verifier=row["verifier"],
         components=json.loads(row["components"]),
         detail=row["detail"],
+        labels=tuple(row["labels"] or ()),
     )
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from headrace.config import (
     CheckedRecipe,
-    FunctionConfig,
     ModelConfig,
     RunConfig,
     SamplingConfig,
@@ -41,8 +40,9 @@ from headrace.runtime.devices import engine_device, missing_device, resolve_devi
 from headrace.runtime.engines import missing_engine
 from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign_problems
 from headrace.runtime.precision import resolve_dtype
+from headrace.runtime.verifier_checks import check_component
 from headrace.types import Message, SamplingParams
-from headrace.verifiers import answer_checker, check_function, needs_answer
+from headrace.verifiers import answer_checker, needs_answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,8 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
     found.problems += _device_problems(recipe)
     found.problems += _engine_problems(recipe)
     for name, component in config.verifier.components.items():
-        if isinstance(component, FunctionConfig):
-            with _collect(found):
-                _check_function(name, component)
+        with _collect(found):
+            check_component(name, component)
     if recipe.knows("data"):
         _load_data(found)
     found.problems += _torch_engine_problems(found)
@@ -153,17 +152,6 @@ def _check_adapter(recipe: CheckedRecipe, decoder: DecoderConfig) -> None:
     except ModelError as error:
         msg = f'learner.lora.start = "{lora.start}": {error}'
         raise ConfigError(msg) from error
-
-
-def _check_function(name: str, component: FunctionConfig) -> None:
-    """Import the reward function within the limits that it will have."""
-    try:
-        check_function(component.path, memory_mib=component.memory_mib)
-    except ConfigError as error:
-        limit = f"its processes have memory_mib = {component.memory_mib}"
-        hint = f"; {limit}, raise it" if "MemoryError" in str(error) else ""
-        where = f"verifier.components.{name}"
-        raise ConfigError(*(f"{where}: {problem}{hint}" for problem in error.problems)) from error
 
 
 def _beside(folder: Path | None, named: str) -> Path | None:

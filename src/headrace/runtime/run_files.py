@@ -17,7 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.config import DeviceName, FunctionConfig, RunConfig, dump_config
+from headrace.config import (
+    DeviceName,
+    FunctionConfig,
+    RewardModelConfig,
+    RunConfig,
+    dump_config,
+)
 from headrace.errors import RunDirectoryError
 from headrace.monitors.run_directory import replace_file
 from headrace.types import Prompt
@@ -49,10 +55,13 @@ def fingerprint(config: RunConfig, model_directory: Path, prompts: Sequence[Prom
 
 
 def _starting_files(config: RunConfig, model_directory: Path) -> list[Path]:
-    """Return the files beside each other in the directories of the model and of its adapter."""
-    lora = config.learner.lora
-    adapter = [] if lora is None or lora.start is None else sorted(lora.start.glob("*"))
-    return [*sorted(model_directory.glob("*")), *adapter]
+    """Return the files in the directories of the model, its adapter and reward models."""
+    lora, components = config.learner.lora, config.verifier.components.values()
+    directories = [model_directory]
+    if lora is not None and lora.start is not None:
+        directories.append(lora.start)
+    directories += [part.path for part in components if isinstance(part, RewardModelConfig)]
+    return [path for directory in directories for path in sorted(directory.glob("*"))]
 
 
 def create(directory: Path, config: RunConfig) -> None:

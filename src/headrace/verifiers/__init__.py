@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from headrace.verifiers.function import check_function
     from headrace.verifiers.numbers import parse_number
+    from headrace.verifiers.reward_model import check_reward_model
     from headrace.verifiers.weighted import WeightedVerifier
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "build_verifier",
     "check_answer",
     "check_function",
+    "check_reward_model",
     "needs_answer",
     "parse_number",
     "verify_completion",
@@ -39,6 +41,7 @@ __all__ = [
 _ELSEWHERE = {
     "WeightedVerifier": "weighted",
     "check_function": "function",
+    "check_reward_model": "reward_model",
     "parse_number": "numbers",
 }
 

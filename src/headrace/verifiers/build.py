@@ -5,6 +5,7 @@ A registry: which class serves which ``kind``. What a completion is worth is dec
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import assert_never
@@ -12,18 +13,29 @@ from typing import assert_never
 from headrace.config import (
     ComponentConfig,
     ExactConfig,
+    FormatConfig,
     FunctionConfig,
+    JudgeConfig,
+    LanguageConfig,
+    LengthConfig,
     MathConfig,
     NumericConfig,
+    RewardModelConfig,
+    RubricConfig,
     VerifierConfig,
 )
+from headrace.errors import ConfigError
 from headrace.types import Prompt, Rollout, RolloutGroup, SamplingParams, Verdict
-from headrace.verifiers.component import Component
+from headrace.verifiers.component import Component, RolloutComponent
 from headrace.verifiers.exact import ExactComponent
+from headrace.verifiers.format import FormatComponent
 from headrace.verifiers.function import FunctionComponent
+from headrace.verifiers.language import LanguageComponent
+from headrace.verifiers.length import LengthComponent
 from headrace.verifiers.math import MathComponent, math_answer_problem
 from headrace.verifiers.numbers import parse_number
 from headrace.verifiers.numeric import NumericComponent
+from headrace.verifiers.reward_model import RewardModelComponent
 from headrace.verifiers.weighted import WeightedComponent, WeightedVerifier
 
 _DEFAULT_WINDOW = 64
@@ -37,8 +49,12 @@ def build_verifier(config: VerifierConfig, *, window: int = _DEFAULT_WINDOW) -> 
     components = {
         name: WeightedComponent(
             component=_build_component(component),
+            kind=component.kind,
             weight=component.weight,
             require_stop=component.require_stop,
+            decides_pass=component.decides_pass,
+            gates=component.gates,
+            met_at=component.met_at,
         )
         for name, component in config.components.items()
     }
@@ -52,7 +68,7 @@ def build_verifier(config: VerifierConfig, *, window: int = _DEFAULT_WINDOW) -> 
 
 def needs_answer(config: VerifierConfig) -> bool:
     """Whether some component compares with an expected answer."""
-    return any(not isinstance(part, FunctionConfig) for part in config.components.values())
+    return any(_compares(component) for component in config.components.values())
 
 
 def check_answer(component: ComponentConfig, answer: str) -> str | None:
@@ -109,18 +125,56 @@ async def verify_completion(
         await verifier.close()
 
 
-def _build_component(config: ComponentConfig) -> Component:
+def _compares(config: ComponentConfig) -> bool:
     match config:
-        case ExactConfig():
-            return ExactComponent(config)
-        case NumericConfig():
-            return NumericComponent(config)
-        case MathConfig():
-            return MathComponent(config)
-        case FunctionConfig():
-            return FunctionComponent(config)
+        case ExactConfig() | NumericConfig() | MathConfig():
+            return True
+        case JudgeConfig() | RubricConfig():
+            return config.uses_answer
+        case FunctionConfig() | FormatConfig() | LengthConfig() | LanguageConfig():
+            return False
+        case RewardModelConfig():
+            return False
         case _:
             assert_never(config)
+
+
+def _build_component(config: ComponentConfig) -> Component | RolloutComponent:
+    built: Component | RolloutComponent
+    match config:
+        case ExactConfig():
+            built = ExactComponent(config)
+        case NumericConfig():
+            built = NumericComponent(config)
+        case MathConfig():
+            built = MathComponent(config)
+        case FunctionConfig():
+            built = FunctionComponent(config)
+        case FormatConfig():
+            built = FormatComponent(config)
+        case LengthConfig():
+            built = LengthComponent(config)
+        case LanguageConfig():
+            built = LanguageComponent(config)
+        case JudgeConfig() | RubricConfig():
+            built = _build_judge(config)
+        case RewardModelConfig():
+            built = RewardModelComponent(config)
+        case _:
+            assert_never(config)
+    return built
+
+
+def _build_judge(config: JudgeConfig | RubricConfig) -> Component:
+    """Return the judge with its key. Raises ConfigError if the environment does not hold it."""
+    from headrace.verifiers.judge.component import JudgeComponent  # noqa: PLC0415 - an extra
+
+    variable = config.api_key_variable
+    key = None if variable is None else os.environ.get(variable)
+    if variable is not None and not key:
+        msg = f'api_key_variable = "{variable}": the environment does not hold it'
+        raise ConfigError(msg)
+    return JudgeComponent(config, key)
 
 
 @contextmanager
@@ -153,7 +207,9 @@ def _answer_problem(
         case MathConfig():
             assert component is not None
             return math_answer_problem(answer, component.pool)
-        case FunctionConfig():
+        case JudgeConfig() | RubricConfig() | RewardModelConfig():
+            return None
+        case FunctionConfig() | FormatConfig() | LengthConfig() | LanguageConfig():
             return None
         case _:
             assert_never(config)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Protocol, assert_never, runtime_checkable
 
-from headrace.types import Outcome, Prompt
+from headrace.types import Outcome, Prompt, Rollout
 from headrace.verifiers.process_pool import Reply, ReplyStatus
+from headrace.verifiers.slots import Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class Score:
     """One line for people."""
     traceback: str = ""
     """Where a reward function raised; kept for the first failure of a run."""
+    labels: tuple[str, ...] = ()
+    """Notes on what the completion tries; see `Verdict.labels`."""
 
     @property
     def failed(self) -> bool:
@@ -36,6 +39,29 @@ class Component(Protocol):
 
     async def close(self) -> None:
         """End every process it started. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class RolloutComponent(Protocol):
+    """Scores what the text alone does not tell, such as its number of tokens."""
+
+    async def score_rollout(self, prompt: Prompt, rollout: Rollout) -> Score:
+        """Return the score, as `Component.score` does."""
+        ...
+
+    async def close(self) -> None:
+        """End every process it started. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Slotted(Protocol):
+    """A component that works in a bounded number of places."""
+
+    @property
+    def slots(self) -> Slots:
+        """The places and their figures."""
         ...
 
 

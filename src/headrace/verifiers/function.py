@@ -11,6 +11,7 @@ from headrace.errors import ConfigError
 from headrace.types import Outcome, Prompt
 from headrace.verifiers.component import Score, failed_score
 from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus, WorkerSpec
+from headrace.verifiers.slots import Slots
 
 _CHECK_MEMORY_MIB = 4096
 
@@ -28,6 +29,11 @@ class FunctionComponent:
                 memory_mib=config.memory_mib,
             )
         )
+
+    @property
+    def slots(self) -> Slots:
+        """The places of calls."""
+        return self.pool.slots
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
         """Return what the function returned; a failure of any kind is a reward of None."""

@@ -21,6 +21,7 @@ from headrace.verifiers.math_spelling import Spelling, same_words, spell
 from headrace.verifiers.math_text import find_answer, has_loops, over_cap
 from headrace.verifiers.numbers import parse_number
 from headrace.verifiers.process_pool import ProcessPool, ReplyStatus, WorkerSpec
+from headrace.verifiers.slots import Slots
 
 
 class MathComponent:
@@ -36,6 +37,11 @@ class MathComponent:
                 memory_mib=config.memory_mib,
             )
         )
+
+    @property
+    def slots(self) -> Slots:
+        """The places of gradings."""
+        return self.pool.slots
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
         """Return 1 where the answer equals the expected one."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.verifiers import frames
+from headrace.verifiers.slots import Slots
 
 START_SECONDS = 120.0
 """Time for a process to import what it needs; not part of a job's deadline."""
@@ -63,21 +64,23 @@ class WorkerSpec:
     """What a pool runs."""
 
     kind: str
-    """``math`` or ``function``: see `worker`."""
+    """``math``, ``function`` or ``reward_model``: see `worker`."""
     target: str = ""
-    """For ``function`` the import path."""
+    """For ``function`` the import path; for ``reward_model`` its settings as JSON."""
+    shown: str = ""
+    """The target in messages, where it reads badly as it is."""
     num_processes: int
     timeout_seconds: float
     """For one job, counted from the moment a process that is ready takes it."""
-    memory_mib: int
-    """Address space of one process."""
+    memory_mib: int | None
+    """Address space of one process; None sets no limit."""
     start_seconds: float = START_SECONDS
     """For the imports of a process, before its first job."""
 
     @property
     def name(self) -> str:
         """What the processes run, as it may stand in a message."""
-        return f"path = {self.target!r}" if self.target else self.kind
+        return self.shown or (f"path = {self.target!r}" if self.target else self.kind)
 
     def command(self) -> list[str]:
         """Return the command line of a worker. ``-P``: the current folder shadows no module."""
@@ -200,8 +203,9 @@ class ProcessPool:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._sequence = itertools.count()
-        # The three below belong to the pool's own loop.
-        self._slots = asyncio.Semaphore(spec.num_processes)
+        self.slots = Slots(spec.num_processes)
+        """Taken in the pool's own loop, by one job each; may be read from anywhere."""
+        # The two below belong to the pool's own loop.
         self._idle: list[_Process] = []
         self._alive: dict[int, _Process] = {}
 
@@ -263,14 +267,15 @@ class ProcessPool:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _call(self, job: _Job) -> Reply:
-        async with self._slots:
+        async with self.slots.taken():
             reply = await self._attempt(job)
             if reply.status is ReplyStatus.CRASH and not self._is_closed():
+                self.slots.note_retry()
                 reply = await self._attempt(job)
             return reply
 
     async def _probe(self) -> Reply:
-        async with self._slots:
+        async with self.slots.taken():
             return await self._attempt(None)
 
     async def _attempt(self, job: _Job | None) -> Reply:

@@ -1,24 +1,27 @@
 """The weighted sum of components: the one Verifier a run has.
 
 Owns: a reward is the whole sum or None, never a part of it; a cut-off completion is 0 where the
-component requires a stop; every component's own reward is kept; whether a rollout passed is
-decided here alone and told as `Outcome.PASS`, which is what everyone else counts. Stops the run
-when too many rollouts in a row could not be scored. What a completion is worth is decided in the
-components.
+component requires a stop; a component whose gates are not met pays 0 and is not asked; every
+component's own reward is kept; whether a rollout passed is decided here alone and told as
+`Outcome.PASS`, which is what everyone else counts. Stops the run when too many rollouts in a row
+could not be scored. What a completion is worth is decided in the components.
 """
 
 from __future__ import annotations
 
 import asyncio
+import graphlib
 import logging
 import math
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import VerifierFailure
-from headrace.types import MAX_REWARD, FinishReason, Outcome, Prompt, Rollout, RolloutGroup, Verdict
-from headrace.verifiers.component import Component, Score
+from headrace.types import MAX_REWARD, Outcome, Prompt, Rollout, RolloutGroup, Verdict
+from headrace.verifiers.component import Component, RolloutComponent, Score, Slotted
+from headrace.verifiers.slots import SlotFigures, slot_metrics
+from headrace.verifiers.suspicions import suspicions
 
 _LOG = logging.getLogger(__name__)
 _ROUNDING = 1e-9
@@ -39,9 +42,21 @@ _WORST_FIRST = (
 class WeightedComponent:
     """A component and its part in the sum."""
 
-    component: Component
+    component: Component | RolloutComponent
+    kind: str = ""
+    """Under which its places are counted."""
     weight: float
     require_stop: bool
+    decides_pass: bool = True
+    """Whether it counts in the sum that the threshold is compared with."""
+    gates: tuple[str, ...] = ()
+    """Components that must be met first."""
+    met_at: float = 1.0
+    """What it must pay at least to be met."""
+
+    def is_met(self, reward: float) -> bool:
+        """Whether ``reward`` lets the components pass that it is a gate of."""
+        return reward >= self.met_at - _ROUNDING
 
 
 class WeightedVerifier:
@@ -57,6 +72,8 @@ class WeightedVerifier:
     ) -> None:
         """``window``: rollouts of one batch; the share of failures is of the last so many."""
         self._components = dict(components)
+        order = graphlib.TopologicalSorter({n: part.gates for n, part in components.items()})
+        self._gates_first = tuple(order.static_order())
         self._name = "+".join(self._components)
         self._pass_threshold = pass_threshold
         self._max_failed_share = max_failed_share
@@ -75,30 +92,63 @@ class WeightedVerifier:
         for rollout_scores in scores:
             self._count(rollout_scores)
         self._check_failures()
-        return tuple(self._verdict(rollout_scores) for rollout_scores in scores)
+        return tuple(
+            self._verdict(rollout_scores, suspicions(rollout.text, group.prompt.text))
+            for rollout, rollout_scores in zip(group.rollouts, scores, strict=True)
+        )
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return how busy the places of each kind of component were since the last call."""
+        figures: defaultdict[str, list[SlotFigures]] = defaultdict(list)
+        for part in self._components.values():
+            if isinstance(part.component, Slotted):
+                figures[part.kind].append(part.component.slots.read())
+        found: dict[str, float] = {}
+        for kind, of_kind in figures.items():
+            found |= slot_metrics(f"verifier/kind/{kind}", of_kind)
+        return found
 
     async def close(self) -> None:
         """End every process. Idempotent."""
         await asyncio.gather(*(part.component.close() for part in self._components.values()))
 
     async def _score(self, prompt: Prompt, rollout: Rollout) -> dict[str, Score]:
-        scores = await asyncio.gather(
-            *(
-                _score_component(part, prompt, rollout.text, rollout.finish_reason)
-                for part in self._components.values()
-            )
-        )
+        """Ask all components side by side, but for those that wait for their gates."""
+        tasks: dict[str, asyncio.Task[Score]] = {}
+        for name in self._gates_first:
+            tasks[name] = asyncio.create_task(self._ask(name, prompt, rollout, tasks))
+        # Cancelled together: a rollout that nobody waits for any more frees what it holds.
+        scores = await asyncio.gather(*(tasks[name] for name in self._components))
         return dict(zip(self._components, scores, strict=True))
 
-    def _verdict(self, scores: Mapping[str, Score]) -> Verdict:
-        reward = self._sum(scores)
+    async def _ask(
+        self, name: str, prompt: Prompt, rollout: Rollout, tasks: Mapping[str, asyncio.Task[Score]]
+    ) -> Score:
+        """Wait for the gates, which ``tasks`` holds already, and ask if they are met."""
+        part = self._components[name]
+        for gate in part.gates:
+            score = await tasks[gate]
+            if score.reward is None:
+                detail = f"not asked: {gate} could not be scored"
+                return Score(outcome=Outcome.ABSTAIN, reward=None, detail=detail)
+            if not self._components[gate].is_met(score.reward):
+                detail = f"not asked: {gate} paid {score.reward:g}"
+                return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)
+        return await _score_component(part, prompt, rollout)
+
+    def _verdict(self, scores: Mapping[str, Score], noted: Collection[str]) -> Verdict:
+        """Return the verdict. ``noted`` was seen in the text, and changes nothing but labels."""
+        reward = self._sum(scores, self._components)
         detail = "; ".join(f"{name}: {score.detail}" for name, score in scores.items())
         components = {name: score.reward for name, score in scores.items()}
         if reward is not None and abs(reward) >= MAX_REWARD:
             detail = f"the weighted sum {reward:g} is out of range; lower the weights ({detail})"
             outcome, reward = Outcome.RUNTIME, None
         elif reward is not None:
-            passed = reward >= self._pass_threshold - _ROUNDING
+            deciding = {name for name, part in self._components.items() if part.decides_pass}
+            decided = self._sum(scores, deciding)
+            assert decided is not None
+            passed = decided >= self._pass_threshold - _ROUNDING
             outcome = Outcome.PASS if passed else Outcome.WRONG
         else:
             missing = {score.outcome for score in scores.values() if score.reward is None}
@@ -109,15 +159,17 @@ class WeightedVerifier:
             verifier=self._name,
             components=components,
             detail=detail,
+            labels=tuple(sorted({*noted, *(x for score in scores.values() for x in score.labels)})),
         )
 
-    def _sum(self, scores: Mapping[str, Score]) -> float | None:
-        """Return the sum, or None as soon as one component has no reward."""
+    def _sum(self, scores: Mapping[str, Score], names: Collection[str]) -> float | None:
+        """Return the sum over ``names``, or None as soon as one of them has no reward."""
         terms = []
-        for name, score in scores.items():
-            if score.reward is None:
+        for name in names:
+            reward = scores[name].reward
+            if reward is None:
                 return None
-            terms.append(self._components[name].weight * score.reward)
+            terms.append(self._components[name].weight * reward)
         return math.fsum(terms)
 
     def _count(self, scores: Mapping[str, Score]) -> None:
@@ -142,10 +194,8 @@ class WeightedVerifier:
         raise VerifierFailure(f"{msg}\n{traceback}".rstrip())
 
 
-async def _score_component(
-    part: WeightedComponent, prompt: Prompt, completion: str, finish_reason: FinishReason
-) -> Score:
-    match finish_reason:
+async def _score_component(part: WeightedComponent, prompt: Prompt, rollout: Rollout) -> Score:
+    match rollout.finish_reason:
         case "abort":
             # Taken back by us: whatever it says so far is not the policy's last word.
             detail = "the rollout was taken back unfinished"
@@ -157,4 +207,7 @@ async def _score_component(
             detail = "cut off by the token limit (require_stop)"
             return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)
         case _:
-            return await part.component.score(prompt, completion)
+            component = part.component
+            if isinstance(component, RolloutComponent):
+                return await component.score_rollout(prompt, rollout)
+            return await component.score(prompt, rollout.text)

@@ -61,6 +61,10 @@ def _handler(kind: str, target: str) -> Handler:
             from headrace.verifiers import calling  # noqa: PLC0415 - runs the user's module
 
             return calling.load(target)
+        case "reward_model":
+            from headrace.verifiers import reward_scoring  # noqa: PLC0415 - torch takes seconds
+
+            return reward_scoring.load(target)
         case _:
             msg = f"unknown kind of worker {kind!r}"
             raise AssertionError(msg)
@@ -82,7 +86,9 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _limit_memory(mebibytes: int) -> None:
+def _limit_memory(mebibytes: int | None) -> None:
+    if mebibytes is None:
+        return
     limit = mebibytes * 1024 * 1024
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:

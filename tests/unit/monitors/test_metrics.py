@@ -93,6 +93,24 @@ def test_rewards_are_reported_by_source(make_group: Callable[..., RolloutGroup])
     assert metrics["verifier/source/b/reward_mean"] == 1.0
 
 
+def test_outcomes_components_and_labels_are_reported_by_source_too(
+    make_group: Callable[..., RolloutGroup],
+) -> None:
+    groups = [make_group([1.0, None], source="a"), make_group([0.0], source="b")]
+    assert groups[0].verdicts is not None
+    noted = [dataclasses.replace(v, labels=("exits_early",)) for v in groups[0].verdicts]
+    metrics = rollout_metrics([groups[0].scored(noted), groups[1]])
+    assert metrics["verifier/outcome/pass_share"] == pytest.approx(1 / 3)
+    assert metrics["verifier/source/a/outcome/pass_share"] == 0.5
+    assert metrics["verifier/source/a/outcome/infra_share"] == 0.5
+    assert metrics["verifier/source/b/outcome/wrong_share"] == 1.0
+    assert metrics["verifier/source/a/component/exact/mean"] == 1.0
+    assert metrics["verifier/source/b/component/exact/mean"] == 0.0
+    assert metrics["verifier/label/exits_early/num_rollouts"] == 2
+    assert metrics["verifier/source/a/label/exits_early/num_rollouts"] == 2
+    assert "verifier/source/b/label/exits_early/num_rollouts" not in metrics
+
+
 def test_lengths_and_finish_reasons_are_those_of_the_completions(
     make_group: Callable[..., RolloutGroup],
 ) -> None:

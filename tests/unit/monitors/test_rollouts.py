@@ -64,6 +64,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         verifier=draw(texts),
         components=draw(st.dictionaries(texts, st.none() | numbers, max_size=2)),
         detail=draw(texts),
+        labels=tuple(draw(st.lists(texts, max_size=2))),
     )
 
 
@@ -104,7 +105,8 @@ def test_a_file_without_the_optional_records_is_read_as_one_that_has_none(
 ) -> None:
     path = tmp_path / "x.parquet"
     write_rollouts(path, [make_group([1.0])])
-    pq.write_table(pq.read_table(path).drop_columns(["raw_logprobs", "kept_support"]), path)
+    optional = ["raw_logprobs", "kept_support", "labels"]
+    pq.write_table(pq.read_table(path).drop_columns(optional), path)
     assert read_rollouts(path) == (make_group([1.0]),)
 
 

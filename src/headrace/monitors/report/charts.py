@@ -231,8 +231,11 @@ def source_names(run: RunHistory) -> tuple[str, ...]:
     for line in (*run.steps, *run.evaluations):
         for name in line.metrics:
             before, _, rest = name.partition("/source/")
-            if rest and (before == "verifier" or before.startswith("eval/")):
-                found.add(rest.rpartition("/")[0])
+            source, _, stat = rest.rpartition("/")
+            if (before == "verifier" and stat == "reward_mean") or (
+                before.startswith("eval/") and stat == "pass_at_1"
+            ):
+                found.add(source)
     return tuple(sorted(found))
 
 

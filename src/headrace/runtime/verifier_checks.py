@@ -1,0 +1,69 @@
+"""What can be known to be wrong with a verifier's components before the first rollout."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from headrace.config import (
+    ComponentConfig,
+    FunctionConfig,
+    JudgeConfig,
+    RewardModelConfig,
+    RubricConfig,
+)
+from headrace.config.sglang_rules import is_api_key
+from headrace.errors import ConfigError
+from headrace.verifiers import check_function, check_reward_model
+
+
+def check_component(name: str, component: ComponentConfig) -> None:
+    """Check what ``component`` needs of this machine. Raises ConfigError."""
+    where = f"verifier.components.{name}"
+    match component:
+        case FunctionConfig():
+            _check_function(where, component)
+        case RewardModelConfig():
+            _check_reward_model(where, component)
+        case JudgeConfig() | RubricConfig():
+            _check_judge(where, component)
+        case _:
+            return
+
+
+def _check_function(where: str, component: FunctionConfig) -> None:
+    """Import the reward function within the limits that it will have."""
+    try:
+        check_function(component.path, memory_mib=component.memory_mib)
+    except ConfigError as error:
+        limit = f"its processes have memory_mib = {component.memory_mib}"
+        hint = f"; {limit}, raise it" if "MemoryError" in str(error) else ""
+        raise ConfigError(*(f"{where}: {problem}{hint}" for problem in error.problems)) from error
+
+
+def _check_reward_model(where: str, component: RewardModelConfig) -> None:
+    """Load the reward model as it will be loaded."""
+    try:
+        check_reward_model(component)
+    except ConfigError as error:
+        raise ConfigError(*(f"{where}: {problem}" for problem in error.problems)) from error
+
+
+def _check_judge(where: str, component: JudgeConfig | RubricConfig) -> None:
+    problems = []
+    if importlib.util.find_spec("httpx2") is None:
+        problems.append(f"{where}: httpx2 is not installed; install headrace[judge]")
+    variable = component.api_key_variable
+    if variable is not None and not os.environ.get(variable):
+        problems.append(
+            f'{where}.api_key_variable = "{variable}": the environment does not hold it; export '
+            "the key under that name"
+        )
+    elif variable is not None and not is_api_key(os.environ[variable]):
+        # Never quoted: the recipe's faults are printed and sent on.
+        problems.append(
+            f'{where}.api_key_variable = "{variable}": the key in it holds a space, a line break '
+            "or another character that no HTTP header takes; export it without"
+        )
+    if problems:
+        raise ConfigError(*problems)

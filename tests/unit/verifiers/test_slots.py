@@ -1,0 +1,146 @@
+import asyncio
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.verifiers.slots import SlotFigures, Slots, slot_metrics
+
+
+class Clock:
+    """Stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_jobs_queue_for_places_and_every_figure_says_so() -> None:
+    clock = Clock()
+    slots = Slots(2, clock=clock)
+
+    async def job(end: asyncio.Event) -> None:
+        async with slots.taken():
+            await end.wait()
+
+    async def run() -> SlotFigures:
+        end = asyncio.Event()
+        jobs = [asyncio.create_task(job(end)) for _ in range(5)]
+        await turns()
+        clock.now += 3.0
+        end.set()
+        await asyncio.gather(*jobs)
+        clock.now += 1.0
+        return slots.read()
+
+    figures = asyncio.run(run())
+    assert figures.max_waiting == 3
+    assert list(figures.latencies) == [3.0] * 5
+    assert figures.busy_seconds == 6.0
+    assert figures.elapsed_seconds == 4.0
+    assert slot_metrics("verifier/kind/x", [figures])["verifier/kind/x/slots/utilisation"] == 0.75
+
+
+def test_work_that_goes_on_is_counted_in_each_reading() -> None:
+    clock = Clock()
+    slots = Slots(1, clock=clock)
+
+    async def run() -> list[float]:
+        found = []
+        async with slots.taken():
+            clock.now += 2.0
+            found.append(slots.read().busy_seconds)
+            clock.now += 3.0
+        found.append(slots.read().busy_seconds)
+        return found
+
+    assert asyncio.run(run()) == [2.0, 3.0]
+
+
+def test_a_job_that_is_cancelled_frees_its_place_and_has_no_latency() -> None:
+    slots = Slots(1)
+
+    async def job() -> None:
+        async with slots.taken():
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        working, waiting = asyncio.create_task(job()), asyncio.create_task(job())
+        await turns()
+        for task in (waiting, working):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        async with asyncio.timeout(10), slots.taken():
+            pass
+
+    asyncio.run(run())
+    figures = slots.read()
+    assert (figures.num_cancelled, len(figures.latencies)) == (2, 1)
+
+
+def test_a_job_that_fails_has_ended_all_the_same() -> None:
+    slots = Slots(1)
+
+    async def run() -> None:
+        for _ in range(3):
+            with contextlib.suppress(ValueError):
+                async with slots.taken():
+                    raise ValueError
+
+    asyncio.run(run())
+    assert len(slots.read().latencies) == 3
+    assert slots.read().latencies == ()
+
+
+def figures(latencies: list[float]) -> SlotFigures:
+    return SlotFigures(
+        num_slots=1,
+        elapsed_seconds=1.0,
+        busy_seconds=0.5,
+        latencies=latencies,
+        max_waiting=2,
+        num_cancelled=1,
+        num_retries=3,
+    )
+
+
+@pytest.fixture
+def parts() -> list[SlotFigures]:
+    return [figures([float(n) for n in range(1, 51)]), figures([float(n) for n in range(51, 101)])]
+
+
+def test_the_places_of_one_kind_are_told_together(parts: list[SlotFigures]) -> None:
+    assert slot_metrics("verifier/kind/judge", parts) == {
+        "verifier/kind/judge/slots/num_jobs": 100.0,
+        "verifier/kind/judge/slots/num_cancelled": 2.0,
+        "verifier/kind/judge/slots/num_retries": 6.0,
+        "verifier/kind/judge/slots/max_waiting": 2.0,
+        "verifier/kind/judge/slots/utilisation": 0.5,
+        "verifier/kind/judge/latency/p50_seconds": 50.0,
+        "verifier/kind/judge/latency/p90_seconds": 90.0,
+        "verifier/kind/judge/latency/p99_seconds": 99.0,
+    }
+
+
+def test_without_jobs_there_is_no_latency() -> None:
+    assert "x/latency/p50_seconds" not in slot_metrics("x", [figures([])])
+
+
+@given(st.lists(st.floats(0, 100), min_size=1))
+def test_a_percentile_is_the_smallest_latency_that_so_many_do_not_exceed(
+    latencies: list[float],
+) -> None:
+    metrics = slot_metrics("x", [figures(latencies)])
+    for percent in (50, 90, 99):
+        found = metrics[f"x/latency/p{percent}_seconds"]
+        assert sum(latency <= found for latency in latencies) >= percent / 100 * len(latencies)
+        assert sum(latency < found for latency in latencies) < percent / 100 * len(latencies)
