@@ -1,5 +1,12 @@
 """RunConfig: what a run depends on. pydantic, frozen, torch-free; TOML in, JSON out."""
 
+from headrace.config.code import (
+    CodeConfig,
+    CodeExtraction,
+    Credit,
+    OutputComparison,
+    RowFormat,
+)
 from headrace.config.correction import CorrectionConfig, RejectionConfig, WeightConfig
 from headrace.config.data import (
     DataConfig,
@@ -53,8 +60,11 @@ __all__ = [
     "CheckedRecipe",
     "CheckpointConfig",
     "CispoLoss",
+    "CodeConfig",
+    "CodeExtraction",
     "ComponentConfig",
     "CorrectionConfig",
+    "Credit",
     "CriterionConfig",
     "DataConfig",
     "DeviceName",
@@ -83,6 +93,7 @@ __all__ = [
     "NumericConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "OutputComparison",
     "OverlongConfig",
     "ParquetSource",
     "PpoClipLoss",
@@ -90,6 +101,7 @@ __all__ = [
     "ReinforceLoss",
     "RejectionConfig",
     "RewardModelConfig",
+    "RowFormat",
     "RubricConfig",
     "RunConfig",
     "SGLangConfig",

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from headrace.config.code import CodeConfig
 from headrace.config.component import ComponentSection
 from headrace.config.form import FormatConfig, LanguageConfig, LengthConfig
 from headrace.config.judge import JudgeConfig, RewardModelConfig, RubricConfig
@@ -96,6 +97,7 @@ ComponentConfig = Annotated[
     | NumericConfig
     | MathConfig
     | FunctionConfig
+    | CodeConfig
     | FormatConfig
     | LengthConfig
     | LanguageConfig

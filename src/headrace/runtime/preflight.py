@@ -24,7 +24,7 @@ from headrace.config import (
     SourceConfig,
 )
 from headrace.config.sglang_rules import is_api_key
-from headrace.data import LoadReport, load_prompts
+from headrace.data import LoadReport, RowTasks, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_engine.runner_choice import refusals
@@ -42,7 +42,7 @@ from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.verifier_checks import check_component
 from headrace.types import Message, SamplingParams
-from headrace.verifiers import answer_checker, needs_answer
+from headrace.verifiers import answer_checker, needs_answer, row_tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,8 +310,9 @@ def _load_data(found: Preflight) -> None:
     config, knows = found.recipe.config, found.recipe.knows
     checks_answers = knows("verifier") and needs_answer(config.verifier)
     model = found.model if knows("sampling") and knows("eval") else None
+    tasks = row_tasks(config.verifier) if knows("verifier") else None
     with _collect(found), answer_checker(config.verifier) as check_answer:
-        load = _Loader(config, model, check_answer if checks_answers else None)
+        load = _Loader(config, model, check_answer if checks_answers else None, tasks)
         trained_on: set[str] = set()
         with _collect(found):
             found.train = load("train", config.data.train, frozenset())
@@ -320,6 +321,7 @@ def _load_data(found: Preflight) -> None:
             with _collect(found):
                 found.eval = load("eval", config.data.eval, frozenset(trained_on))
     found.notes += _data_notes(found)
+    found.notes += () if tasks is None else tasks.notes()
 
 
 class _UnknownTokenizer:
@@ -341,6 +343,7 @@ class _Loader:
     config: RunConfig
     model: PreparedModel | None
     check_answer: Callable[[str], str | None] | None
+    tasks: RowTasks | None
 
     def __call__(self, name: str, source: SourceConfig, exclude: frozenset[str]) -> LoadReport:
         sampling = self.config.sampling if name == "train" else self.config.eval_sampling
@@ -353,6 +356,7 @@ class _Loader:
                 source_name=name,
                 needs_answer=self.check_answer is not None,
                 check_answer=self.check_answer,
+                tasks=self.tasks,
                 max_context=sys.maxsize if model is None else _context(self.config, model),
                 max_tokens=sampling.max_tokens,
                 exclude=exclude,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         build_verifier,
         check_answer,
         needs_answer,
+        row_tasks,
         verify_completion,
     )
     from headrace.verifiers.function import check_function
@@ -35,6 +36,7 @@ __all__ = [
     "check_reward_model",
     "needs_answer",
     "parse_number",
+    "row_tasks",
     "verify_completion",
 ]
 
