@@ -47,16 +47,19 @@ from headrace.config.objective import (
 from headrace.config.problems import CheckedRecipe
 from headrace.config.run import DeviceName, RunConfig
 from headrace.config.verifier import (
+    AnswerType,
     ComponentConfig,
     ExactConfig,
     Extraction,
     FunctionConfig,
     MathConfig,
     NumericConfig,
+    UnitRule,
     VerifierConfig,
 )
 
 __all__ = [
+    "AnswerType",
     "CheckedRecipe",
     "CheckpointConfig",
     "CispoLoss",
@@ -108,6 +111,7 @@ __all__ = [
     "SamplingConfig",
     "SapoLoss",
     "SourceConfig",
+    "UnitRule",
     "VerifierConfig",
     "VllmConfig",
     "WeightConfig",

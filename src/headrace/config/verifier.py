@@ -21,6 +21,16 @@ Extraction = Literal["whole", "after_last_marker", "last_number", "final_number"
 """Which part of a completion is its answer; docs/VERIFIERS.md has each rule with examples."""
 
 
+AnswerType = Literal[
+    "auto", "number", "fraction", "quantity", "expression", "equation", "interval", "set", "tuple",
+    "matrix", "choice", "text",
+]  # fmt: skip
+"""What an expected answer is; docs/VERIFIERS.md has what each accepts."""
+
+UnitRule = Literal["same", "convert", "ignore"]
+"""What a unit other than the expected one means."""
+
+
 class ExactConfig(ComponentSection):
     """Pays 1 for the expected text, character by character."""
 
@@ -50,13 +60,25 @@ class NumericConfig(ComponentSection):
 
 
 class MathConfig(ComponentSection):
-    """Pays 1 for an equal expression, read by math-verify's parser in a killable process."""
+    """Pays 1 for an answer that means the same as the expected one."""
 
     kind: Literal["math"]
     """Tells the kind of component."""
     extract: Literal["answer", "boxed", "whole"] = "answer"
     """``boxed``: the last \\boxed{}; ``answer``: that, else the text after the last "answer is" or
     "answer:", else the last line; ``whole``: the completion."""
+    answer_type: AnswerType = "auto"
+    """What the expected answers are; ``auto`` goes by how each is written."""
+    answer_type_column: str | None = None
+    """Column of the data that declares a row's own answer type; a row without one has
+    ``answer_type``."""
+    units: UnitRule = "same"
+    """``same``: an answer's unit is the expected one's, or left out; ``convert``: or one that
+    converts into it; ``ignore``: whatever it is. An expected answer without a unit allows any."""
+    absolute_tolerance: float = Field(default=0.0, ge=0.0)
+    """Largest difference of two numbers that still counts as equal; 0 compares exactly."""
+    relative_tolerance: float = Field(default=0.0, ge=0.0)
+    """The same, as a share of the expected number; the larger of the two is allowed."""
     timeout_seconds: float = Field(default=3.0, gt=0.0, le=600.0)
     """Time for one answer; after that its process is killed and the rollout is not scored.
     Input that could take that long by design is refused before, and is wrong."""

@@ -68,8 +68,8 @@ class Rules:
     source_name: str
     needs_answer: bool
     """A verifier compares with the answer."""
-    check_answer: Callable[[str], str | None] | None
-    """Returns what is wrong with an answer, or None."""
+    check_answer: Callable[[str, Mapping[str, object]], str | None] | None
+    """Returns what is wrong with an answer, given the columns of its row, or None."""
     tasks: RowTasks | None
     """Of a verifier that grades by the whole row; None where the answer is all."""
     max_context: int
@@ -157,7 +157,8 @@ class PromptBuilder:
             if self._rules.needs_answer:
                 raise
             return None
-        problem = self._rules.check_answer(answer) if self._rules.check_answer else None
+        check = self._rules.check_answer
+        problem = check(answer, row.values) if check else None
         if problem is not None:
             reason = f'column "{column}" holds an answer that cannot be used'
             raise RowError(reason, problem)

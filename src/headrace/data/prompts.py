@@ -6,7 +6,7 @@ is never repaired. How one row becomes a prompt is in `headrace.data.building`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.config import DataConfig, SourceConfig
@@ -43,7 +43,7 @@ def load_prompts(
     *,
     source_name: str,
     needs_answer: bool,
-    check_answer: Callable[[str], str | None] | None,
+    check_answer: Callable[[str, Mapping[str, object]], str | None] | None,
     tasks: RowTasks | None = None,
     max_context: int,
     max_tokens: int,
@@ -52,9 +52,9 @@ def load_prompts(
     """Read every row of ``source``, one of the two in ``data``.
 
     ``needs_answer``: a verifier compares with the answer. ``check_answer`` returns what is wrong
-    with an answer, or None. ``tasks`` reads the tests of rows. ``max_context`` and ``max_tokens``
-    (of a completion) are in tokens.
-    ``exclude`` holds the `Prompt.text` of prompts used elsewhere: what makes held-out data so.
+    with an answer, given the columns of its row, or None. ``tasks`` reads the tests of rows.
+    ``max_context`` and ``max_tokens`` (of a completion) are in tokens. ``exclude`` holds the
+    `Prompt.text` of prompts used elsewhere: what makes held-out data so.
 
     Raises DataError with every problem: with ``on_bad_row = "stop"`` if any row has a fault,
     always if no row is usable or a setting does not fit; ConfigError for a source that cannot be.

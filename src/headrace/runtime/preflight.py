@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.verifier_checks import check_component
 from headrace.types import Message, SamplingParams
-from headrace.verifiers import answer_checker, needs_answer, row_tasks
+from headrace.verifiers import AnswerCheck, answer_checker, needs_answer, row_tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +342,7 @@ class _UnknownTokenizer:
 class _Loader:
     config: RunConfig
     model: PreparedModel | None
-    check_answer: Callable[[str], str | None] | None
+    check_answer: AnswerCheck | None
     tasks: RowTasks | None
 
     def __call__(self, name: str, source: SourceConfig, exclude: frozenset[str]) -> LoadReport:

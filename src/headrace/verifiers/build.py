@@ -35,12 +35,15 @@ from headrace.verifiers.format import FormatComponent
 from headrace.verifiers.function import FunctionComponent
 from headrace.verifiers.language import LanguageComponent
 from headrace.verifiers.length import LengthComponent
-from headrace.verifiers.math import MathComponent, math_answer_problem
+from headrace.verifiers.math.component import MathComponent
 from headrace.verifiers.numbers import parse_number
 from headrace.verifiers.numeric import NumericComponent
 from headrace.verifiers.reward_model import RewardModelComponent
 from headrace.verifiers.sandbox.execution import Executor
 from headrace.verifiers.weighted import WeightedComponent, WeightedVerifier
+
+AnswerCheck = Callable[[str, Mapping[str, object]], str | None]
+"""Takes an expected answer and the columns of its row."""
 
 _DEFAULT_WINDOW = 64
 
@@ -91,17 +94,18 @@ def check_answer(component: ComponentConfig, answer: str) -> str | None:
     """
     config = VerifierConfig(components={"answer": component.model_copy(update={"weight": 1.0})})
     with answer_checker(config) as check:
-        return check(answer)
+        return check(answer, {})
 
 
 @contextmanager
-def answer_checker(config: VerifierConfig) -> Iterator[Callable[[str], str | None]]:
+def answer_checker(config: VerifierConfig) -> Iterator[AnswerCheck]:
     """Yield a function that returns why an expected answer is unusable, or None. It blocks."""
-    with _math_pools(config) as pools:
+    with _math_components(config) as math_components:
 
-        def check(answer: str) -> str | None:
+        def check(answer: str, columns: Mapping[str, object]) -> str | None:
             for name, component in config.components.items():
-                problem = _answer_problem(component, answer, pools.get(name))
+                math = math_components.get(name)
+                problem = _answer_problem(component, answer, columns, math)
                 if problem is not None:
                     return f"{name}: {problem}"
             return None
@@ -216,7 +220,7 @@ def _build_judge(config: JudgeConfig | RubricConfig) -> Component:
 
 
 @contextmanager
-def _math_pools(config: VerifierConfig) -> Iterator[dict[str, MathComponent]]:
+def _math_components(config: VerifierConfig) -> Iterator[dict[str, MathComponent]]:
     parts = {
         name: MathComponent(part)
         for name, part in config.components.items()
@@ -230,7 +234,10 @@ def _math_pools(config: VerifierConfig) -> Iterator[dict[str, MathComponent]]:
 
 
 def _answer_problem(
-    config: ComponentConfig, answer: str, component: MathComponent | None
+    config: ComponentConfig,
+    answer: str,
+    columns: Mapping[str, object],
+    component: MathComponent | None,
 ) -> str | None:
     match config:
         case ExactConfig():
@@ -244,7 +251,7 @@ def _answer_problem(
             )
         case MathConfig():
             assert component is not None
-            return math_answer_problem(answer, component.pool)
+            return component.answer_problem(answer, columns)
         case JudgeConfig() | RubricConfig() | RewardModelConfig() | CodeConfig():
             return None
         case FunctionConfig() | FormatConfig() | LengthConfig() | LanguageConfig():
