@@ -45,6 +45,7 @@ from headrace.config.objective import (
     SapoLoss,
 )
 from headrace.config.problems import CheckedRecipe
+from headrace.config.remote import RemoteConfig
 from headrace.config.run import DeviceName, RunConfig
 from headrace.config.verifier import (
     AnswerType,
@@ -103,6 +104,7 @@ __all__ = [
     "ReasoningGymSource",
     "ReinforceLoss",
     "RejectionConfig",
+    "RemoteConfig",
     "RewardModelConfig",
     "RowFormat",
     "RubricConfig",

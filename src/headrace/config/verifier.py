@@ -15,6 +15,7 @@ from headrace.config.code import CodeConfig
 from headrace.config.component import ComponentSection
 from headrace.config.form import FormatConfig, LanguageConfig, LengthConfig
 from headrace.config.judge import JudgeConfig, RewardModelConfig, RubricConfig
+from headrace.config.remote import RemoteConfig
 from headrace.config.section import Section, beside_recipe
 
 Extraction = Literal["whole", "after_last_marker", "last_number", "final_number", "boxed"]
@@ -140,6 +141,8 @@ class VerifierConfig(Section):
     the outcome."""
     max_failed_share: float = Field(default=0.5, gt=0.0, le=1.0)
     """Stop the run when more than this share of a whole batch's rollouts could not be scored."""
+    remote: RemoteConfig | None = None
+    """Servers that run programs in isolation; null runs them on this machine."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:

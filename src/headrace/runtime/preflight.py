@@ -40,6 +40,7 @@ from headrace.runtime.devices import engine_device, missing_device, resolve_devi
 from headrace.runtime.engines import missing_engine
 from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign_problems
 from headrace.runtime.precision import resolve_dtype
+from headrace.runtime.remote_verifiers import remote_findings
 from headrace.runtime.verifier_checks import check_component
 from headrace.types import Message, SamplingParams
 from headrace.verifiers import AnswerCheck, answer_checker, needs_answer, row_tasks
@@ -109,6 +110,10 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
     for name, component in config.verifier.components.items():
         with _collect(found):
             check_component(name, component)
+    if config.verifier.remote is not None and recipe.knows("verifier"):
+        problems, notes = remote_findings(config.verifier.remote, os.environ)
+        found.problems += problems
+        found.notes += notes
     if recipe.knows("data"):
         _load_data(found)
     found.problems += _torch_engine_problems(found)
