@@ -20,8 +20,8 @@ HEAVY = (
     "numpy",
     "pydantic",
     "datasets",
-    "latex2sympy2_extended",
     "sympy",
+    "flint",
 )
 
 

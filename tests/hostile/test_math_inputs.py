@@ -15,7 +15,7 @@ from headrace.config import MathConfig
 from headrace.types import Outcome, Prompt
 from headrace.verifiers import check_answer
 from headrace.verifiers.component import Score
-from headrace.verifiers.math import MathComponent
+from headrace.verifiers.math.component import MathComponent
 
 WRONG = [
     # math-verify 0.9 says equal

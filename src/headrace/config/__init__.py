@@ -1,5 +1,12 @@
 """RunConfig: what a run depends on. pydantic, frozen, torch-free; TOML in, JSON out."""
 
+from headrace.config.code import (
+    CodeConfig,
+    CodeExtraction,
+    Credit,
+    OutputComparison,
+    RowFormat,
+)
 from headrace.config.correction import CorrectionConfig, RejectionConfig, WeightConfig
 from headrace.config.data import (
     DataConfig,
@@ -38,24 +45,30 @@ from headrace.config.objective import (
     SapoLoss,
 )
 from headrace.config.problems import CheckedRecipe
+from headrace.config.remote import RemoteConfig
 from headrace.config.run import DeviceName, RunConfig
-from headrace.config.sandbox import SandboxConfig, ToolchainConfig
 from headrace.config.verifier import (
+    AnswerType,
     ComponentConfig,
     ExactConfig,
     Extraction,
     FunctionConfig,
     MathConfig,
     NumericConfig,
+    UnitRule,
     VerifierConfig,
 )
 
 __all__ = [
+    "AnswerType",
     "CheckedRecipe",
     "CheckpointConfig",
     "CispoLoss",
+    "CodeConfig",
+    "CodeExtraction",
     "ComponentConfig",
     "CorrectionConfig",
+    "Credit",
     "CriterionConfig",
     "DataConfig",
     "DeviceName",
@@ -84,21 +97,23 @@ __all__ = [
     "NumericConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "OutputComparison",
     "OverlongConfig",
     "ParquetSource",
     "PpoClipLoss",
     "ReasoningGymSource",
     "ReinforceLoss",
     "RejectionConfig",
+    "RemoteConfig",
     "RewardModelConfig",
+    "RowFormat",
     "RubricConfig",
     "RunConfig",
     "SGLangConfig",
     "SamplingConfig",
-    "SandboxConfig",
     "SapoLoss",
     "SourceConfig",
-    "ToolchainConfig",
+    "UnitRule",
     "VerifierConfig",
     "VllmConfig",
     "WeightConfig",

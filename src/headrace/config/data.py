@@ -83,7 +83,8 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """Put before every conversation that has no system message; needs ``template = "chat"``."""
     user_template: str = "{prompt}"
-    """The user's turn; ``{prompt}`` stands for the row's prompt when that is text."""
+    """The user's turn; ``{prompt}`` stands for the row's prompt when that is text, ``{tests}`` for
+    those of its tests that the policy may know, where a verifier runs code."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest rendered prompt."""
     on_bad_row: Literal["stop", "skip"] = "stop"

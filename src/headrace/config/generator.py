@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.section import Section
+from headrace.config.server_url import ServerUrl
 from headrace.types import LEAST_TEMPERATURE, OnUpdate, SamplingParams
 
 TokenIds: TypeAlias = tuple[Annotated[int, Field(ge=0)], ...]
-
-HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
-"""A name or an address, in lower case."""
 
 EngineName: TypeAlias = Literal["torch", "vllm", "sglang"]
 """What can sit inside a generator."""
@@ -130,30 +126,10 @@ class VllmConfig(Section):
     fails."""
 
 
-def _server_url(url: str) -> str:
-    """Return ``url`` as it is written for one server only in one way.
-
-    Raises ValueError if it is none or names more than a server. What comes before an @ is a secret
-    and has no place in a recipe.
-    """
-    msg = "give http://HOST:PORT or https://HOST:PORT and nothing after it"
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        msg = f"{msg}; PORT is from 1 to 65535"
-        raise ValueError(msg) from error
-    beyond = parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc
-    if parts.scheme not in {"http", "https"} or not HOST.fullmatch(host) or port == 0 or beyond:
-        raise ValueError(msg)
-    where = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{where}" + ("" if port is None else f":{port}")
-
-
 class SGLangConfig(Section):
     """What only ``engine = "sglang"`` reads; docs/ENGINES.md says how its servers are launched."""
 
-    urls: tuple[Annotated[str, AfterValidator(_server_url)], ...] = ()
+    urls: tuple[ServerUrl, ...] = ()
     """Where the servers are; all serve the model of ``model.path``. Groups go to the one with the
     fewest rollouts."""
     api_key_variable: str | None = Field(default=None, min_length=1)

@@ -11,14 +11,25 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from headrace.config.code import CodeConfig
 from headrace.config.component import ComponentSection
 from headrace.config.form import FormatConfig, LanguageConfig, LengthConfig
 from headrace.config.judge import JudgeConfig, RewardModelConfig, RubricConfig
-from headrace.config.sandbox import SandboxConfig
+from headrace.config.remote import RemoteConfig
 from headrace.config.section import Section, beside_recipe
 
 Extraction = Literal["whole", "after_last_marker", "last_number", "final_number", "boxed"]
 """Which part of a completion is its answer; docs/VERIFIERS.md has each rule with examples."""
+
+
+AnswerType = Literal[
+    "auto", "number", "fraction", "quantity", "expression", "equation", "interval", "set", "tuple",
+    "matrix", "choice", "text",
+]  # fmt: skip
+"""What an expected answer is; docs/VERIFIERS.md has what each accepts."""
+
+UnitRule = Literal["same", "convert", "ignore"]
+"""What a unit other than the expected one means."""
 
 
 class ExactConfig(ComponentSection):
@@ -50,13 +61,25 @@ class NumericConfig(ComponentSection):
 
 
 class MathConfig(ComponentSection):
-    """Pays 1 for an equal expression, read by math-verify's parser in a killable process."""
+    """Pays 1 for an answer that means the same as the expected one."""
 
     kind: Literal["math"]
     """Tells the kind of component."""
     extract: Literal["answer", "boxed", "whole"] = "answer"
     """``boxed``: the last \\boxed{}; ``answer``: that, else the text after the last "answer is" or
     "answer:", else the last line; ``whole``: the completion."""
+    answer_type: AnswerType = "auto"
+    """What the expected answers are; ``auto`` goes by how each is written."""
+    answer_type_column: str | None = None
+    """Column of the data that declares a row's own answer type; a row without one has
+    ``answer_type``."""
+    units: UnitRule = "same"
+    """``same``: an answer's unit is the expected one's, or left out; ``convert``: or one that
+    converts into it; ``ignore``: whatever it is. An expected answer without a unit allows any."""
+    absolute_tolerance: float = Field(default=0.0, ge=0.0)
+    """Largest difference of two numbers that still counts as equal; 0 compares exactly."""
+    relative_tolerance: float = Field(default=0.0, ge=0.0)
+    """The same, as a share of the expected number; the larger of the two is allowed."""
     timeout_seconds: float = Field(default=3.0, gt=0.0, le=600.0)
     """Time for one answer; after that its process is killed and the rollout is not scored.
     Input that could take that long by design is refused before, and is wrong."""
@@ -97,6 +120,7 @@ ComponentConfig = Annotated[
     | NumericConfig
     | MathConfig
     | FunctionConfig
+    | CodeConfig
     | FormatConfig
     | LengthConfig
     | LanguageConfig
@@ -117,8 +141,8 @@ class VerifierConfig(Section):
     the outcome."""
     max_failed_share: float = Field(default=0.5, gt=0.0, le=1.0)
     """Stop the run when more than this share of a whole batch's rollouts could not be scored."""
-    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
-    """Where code that a policy wrote is run."""
+    remote: RemoteConfig | None = None
+    """Servers that run programs in isolation; null runs them on this machine."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:

@@ -1,6 +1,6 @@
 """Prompts: where they come from, the order they are drawn in, and the exactly-once ledger."""
 
-from headrace.data.building import PromptTokenizer
+from headrace.data.building import PromptTokenizer, RowTasks
 from headrace.data.ledger import Ledger, LedgerCounts
 from headrace.data.prompts import LoadReport, load_prompts
 from headrace.data.stream import Draw, PromptStream
@@ -12,5 +12,6 @@ __all__ = [
     "LoadReport",
     "PromptStream",
     "PromptTokenizer",
+    "RowTasks",
     "load_prompts",
 ]

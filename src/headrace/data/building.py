@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -22,6 +22,18 @@ from headrace.errors import ModelError
 from headrace.types import Message, Prompt
 
 T = TypeVar("T")
+
+
+class RowTasks(Protocol):
+    """What loading needs of a verifier that grades by more of a row than its answer."""
+
+    def problem(self, row: Mapping[str, object]) -> str | None:
+        """Return why ``row`` cannot be graded, or None."""
+        ...
+
+    def shown(self, row: Mapping[str, object]) -> str:
+        """Return as text those tests of ``row``, one without a problem, that a policy may know."""
+        ...
 
 
 class PromptTokenizer(Protocol):
@@ -56,8 +68,10 @@ class Rules:
     source_name: str
     needs_answer: bool
     """A verifier compares with the answer."""
-    check_answer: Callable[[str], str | None] | None
-    """Returns what is wrong with an answer, or None."""
+    check_answer: Callable[[str, Mapping[str, object]], str | None] | None
+    """Returns what is wrong with an answer, given the columns of its row, or None."""
+    tasks: RowTasks | None
+    """Of a verifier that grades by the whole row; None where the answer is all."""
     max_context: int
     """Of the model, in tokens."""
     max_tokens: int
@@ -67,6 +81,11 @@ class Rules:
     def lacks_template(self) -> bool:
         """Whether a chat template is asked for that the tokenizer does not have."""
         return self.data.template == "chat" and not self.tokenizer.has_chat_template
+
+    @property
+    def shows_tests(self) -> bool:
+        """Whether the user's turn has a place for tests."""
+        return "{tests}" in self.data.user_template
 
 
 class PromptBuilder:
@@ -84,9 +103,10 @@ class PromptBuilder:
         content = _attempt(faults, lambda: prompt_content(row.values, self._source.prompt_column))
         answer = _attempt(faults, lambda: self._answer(row))
         row_id = _attempt(faults, lambda: self._row_id(row))
+        tests = _attempt(faults, lambda: self._tests(row))
         if content is None:
             return None, faults
-        messages = conversation(content, self._rules.data)
+        messages = conversation(content, self._rules.data, tests=tests or "")
         token_ids = _attempt(faults, lambda: self._token_ids(content, messages))
         if token_ids is not None:
             faults.extend(self._length_faults(len(token_ids)))
@@ -104,12 +124,28 @@ class PromptBuilder:
         return prompt, faults
 
     def _metadata(self, row: Row, answer: str | None) -> dict[str, object]:
-        """Return the columns that are nothing else; an answer that is no text stays in here."""
+        """Return the columns that are nothing else; an answer that is no text stays in here.
+
+        A verifier that reads the whole row gets the whole row.
+        """
+        if self._rules.tasks is not None:
+            return dict(row.values)
         kept = {key: row.values[key] for key in row.values if key not in self._used}
         column = self._source.answer_column
         if column in kept and (answer is not None or kept[column] is None):
             del kept[column]
         return kept
+
+    def _tests(self, row: Row) -> str:
+        """Return what ``{tests}`` stands for. Raises RowError where the row cannot be graded."""
+        tasks = self._rules.tasks
+        if tasks is None:
+            return ""
+        problem = tasks.problem(row.values)
+        if problem is not None:
+            reason = "its tests cannot be used"
+            raise RowError(reason, problem)
+        return tasks.shown(row.values) if self._rules.shows_tests else ""
 
     def _answer(self, row: Row) -> str | None:
         column = self._source.answer_column
@@ -121,7 +157,8 @@ class PromptBuilder:
             if self._rules.needs_answer:
                 raise
             return None
-        problem = self._rules.check_answer(answer) if self._rules.check_answer else None
+        check = self._rules.check_answer
+        problem = check(answer, row.values) if check else None
         if problem is not None:
             reason = f'column "{column}" holds an answer that cannot be used'
             raise RowError(reason, problem)

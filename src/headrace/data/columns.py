@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 
@@ -15,6 +16,7 @@ from headrace.config import DataConfig
 from headrace.data.faults import RowError
 from headrace.types import Message
 
+_PLACEHOLDER = re.compile(r"\{prompt\}|\{tests\}")
 _ROLES = ("system", "user", "assistant")
 
 
@@ -29,11 +31,19 @@ def prompt_content(values: Mapping[str, object], column: str) -> str | tuple[Mes
     raise RowError(reason, f"found {type(value).__name__}")
 
 
-def conversation(content: str | tuple[Message, ...], data: DataConfig) -> tuple[Message, ...]:
-    """Return the messages to render: the user template and the system prompt applied."""
+def conversation(
+    content: str | tuple[Message, ...], data: DataConfig, *, tests: str = ""
+) -> tuple[Message, ...]:
+    """Return the messages to render: the user template and the system prompt applied.
+
+    ``tests`` is what ``{tests}`` stands for in the template.
+    """
     if isinstance(content, str):
-        # Not str.format: prompts and templates hold braces of their own.
-        content = (Message(role="user", content=data.user_template.replace("{prompt}", content)),)
+        # Not str.format: prompts and templates hold braces of their own. In one pass: a prompt may
+        # spell a placeholder itself.
+        says = {"{prompt}": content, "{tests}": tests}
+        text = _PLACEHOLDER.sub(lambda found: says[found.group()], data.user_template)
+        content = (Message(role="user", content=text),)
     if data.system_prompt is None or any(message.role == "system" for message in content):
         return content
     return (Message(role="system", content=data.system_prompt), *content)

@@ -6,11 +6,11 @@ is never repaired. How one row becomes a prompt is in `headrace.data.building`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.config import DataConfig, SourceConfig
-from headrace.data.building import PromptBuilder, PromptTokenizer, Rules
+from headrace.data.building import PromptBuilder, PromptTokenizer, RowTasks, Rules
 from headrace.data.faults import FaultList, RowError
 from headrace.data.rows import BrokenRow, Row
 from headrace.data.sources import OpenSource, open_source
@@ -43,7 +43,8 @@ def load_prompts(
     *,
     source_name: str,
     needs_answer: bool,
-    check_answer: Callable[[str], str | None] | None,
+    check_answer: Callable[[str, Mapping[str, object]], str | None] | None,
+    tasks: RowTasks | None = None,
     max_context: int,
     max_tokens: int,
     exclude: Collection[str] = frozenset(),
@@ -51,8 +52,9 @@ def load_prompts(
     """Read every row of ``source``, one of the two in ``data``.
 
     ``needs_answer``: a verifier compares with the answer. ``check_answer`` returns what is wrong
-    with an answer, or None. ``max_context`` and ``max_tokens`` (of a completion) are in tokens.
-    ``exclude`` holds the `Prompt.text` of prompts used elsewhere: what makes held-out data so.
+    with an answer, given the columns of its row, or None. ``tasks`` reads the tests of rows.
+    ``max_context`` and ``max_tokens`` (of a completion) are in tokens. ``exclude`` holds the
+    `Prompt.text` of prompts used elsewhere: what makes held-out data so.
 
     Raises DataError with every problem: with ``on_bad_row = "stop"`` if any row has a fault,
     always if no row is usable or a setting does not fit; ConfigError for a source that cannot be.
@@ -63,6 +65,7 @@ def load_prompts(
         source_name=source_name,
         needs_answer=needs_answer,
         check_answer=check_answer,
+        tasks=tasks,
         max_context=max_context,
         max_tokens=max_tokens,
     )
@@ -88,6 +91,11 @@ def _setting_problems(rules: Rules, source: OpenSource) -> tuple[str, ...]:
         problems.append(
             f"data.{rules.source_name}.answer_column = null: the verifier compares with an "
             "expected answer; name the column that holds it"
+        )
+    if rules.shows_tests and rules.tasks is None:
+        problems.append(
+            "data.user_template has {tests}, and no component of the verifier runs tests; add one "
+            'of kind = "code" or leave {tests} out'
         )
     return tuple(problems)
 

@@ -25,6 +25,7 @@ from headrace.runtime.precision import has_native_bfloat16
 _EXTRAS = {
     "reasoning-gym": ("envs", "prompts from reasoning-gym tasks"),
     "gguf": ("fetch", "models that only the package index carries"),
+    "uvicorn": ("serve", "`headrace serve-verifiers`"),
     "trl": ("trl", "the peer of `headrace bench step`"),
 }
 """Distribution -> the extra that brings it, and what for."""

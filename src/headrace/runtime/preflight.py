@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from headrace.config import (
     SourceConfig,
 )
 from headrace.config.sglang_rules import is_api_key
-from headrace.data import LoadReport, load_prompts
+from headrace.data import LoadReport, RowTasks, load_prompts
 from headrace.errors import ConfigError, DataError, ModelError, UserError, problems_of
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_engine.runner_choice import refusals
@@ -40,9 +40,10 @@ from headrace.runtime.devices import engine_device, missing_device, resolve_devi
 from headrace.runtime.engines import missing_engine
 from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign_problems
 from headrace.runtime.precision import resolve_dtype
+from headrace.runtime.remote_verifiers import remote_findings
 from headrace.runtime.verifier_checks import check_component
 from headrace.types import Message, SamplingParams
-from headrace.verifiers import answer_checker, needs_answer
+from headrace.verifiers import AnswerCheck, answer_checker, needs_answer, row_tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,10 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
     for name, component in config.verifier.components.items():
         with _collect(found):
             check_component(name, component)
+    if config.verifier.remote is not None and recipe.knows("verifier"):
+        problems, notes = remote_findings(config.verifier.remote, os.environ)
+        found.problems += problems
+        found.notes += notes
     if recipe.knows("data"):
         _load_data(found)
     found.problems += _torch_engine_problems(found)
@@ -310,8 +315,9 @@ def _load_data(found: Preflight) -> None:
     config, knows = found.recipe.config, found.recipe.knows
     checks_answers = knows("verifier") and needs_answer(config.verifier)
     model = found.model if knows("sampling") and knows("eval") else None
+    tasks = row_tasks(config.verifier) if knows("verifier") else None
     with _collect(found), answer_checker(config.verifier) as check_answer:
-        load = _Loader(config, model, check_answer if checks_answers else None)
+        load = _Loader(config, model, check_answer if checks_answers else None, tasks)
         trained_on: set[str] = set()
         with _collect(found):
             found.train = load("train", config.data.train, frozenset())
@@ -320,6 +326,7 @@ def _load_data(found: Preflight) -> None:
             with _collect(found):
                 found.eval = load("eval", config.data.eval, frozenset(trained_on))
     found.notes += _data_notes(found)
+    found.notes += () if tasks is None else tasks.notes()
 
 
 class _UnknownTokenizer:
@@ -340,7 +347,8 @@ class _UnknownTokenizer:
 class _Loader:
     config: RunConfig
     model: PreparedModel | None
-    check_answer: Callable[[str], str | None] | None
+    check_answer: AnswerCheck | None
+    tasks: RowTasks | None
 
     def __call__(self, name: str, source: SourceConfig, exclude: frozenset[str]) -> LoadReport:
         sampling = self.config.sampling if name == "train" else self.config.eval_sampling
@@ -353,6 +361,7 @@ class _Loader:
                 source_name=name,
                 needs_answer=self.check_answer is not None,
                 check_answer=self.check_answer,
+                tasks=self.tasks,
                 max_context=sys.maxsize if model is None else _context(self.config, model),
                 max_tokens=sampling.max_tokens,
                 exclude=exclude,

@@ -1,8 +1,8 @@
 """Verifiers: what a rollout is paid for.
 
 Owns: a verdict is never a silent 0. Whatever goes wrong on our side leaves the reward None, with
-the reason. No torch and no algebra in this process: sympy lives in `grading`, which only a killable
-worker imports.
+the reason. No torch and no algebra in this process: flint lives in `math.algebra`, which only a
+killable worker imports.
 
 The public names are looked up on first use: a worker imports this package too, and reading the
 whole config would triple the time of its start.
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.verifiers.build import (
+        AnswerCheck,
         answer_checker,
         build_verifier,
         check_answer,
         needs_answer,
+        row_tasks,
         verify_completion,
     )
     from headrace.verifiers.function import check_function
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.verifiers.weighted import WeightedVerifier
 
 __all__ = [
+    "AnswerCheck",
     "WeightedVerifier",
     "answer_checker",
     "build_verifier",
@@ -35,6 +38,7 @@ __all__ = [
     "check_reward_model",
     "needs_answer",
     "parse_number",
+    "row_tasks",
     "verify_completion",
 ]
 

@@ -6,11 +6,12 @@ A registry: which class serves which ``kind``. What a completion is worth is dec
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import assert_never
 
 from headrace.config import (
+    CodeConfig,
     ComponentConfig,
     ExactConfig,
     FormatConfig,
@@ -26,29 +27,38 @@ from headrace.config import (
 )
 from headrace.errors import ConfigError
 from headrace.types import Prompt, Rollout, RolloutGroup, SamplingParams, Verdict
+from headrace.verifiers.code.component import CodeComponent
+from headrace.verifiers.code.rows import RowTasks
 from headrace.verifiers.component import Component, RolloutComponent
 from headrace.verifiers.exact import ExactComponent
 from headrace.verifiers.format import FormatComponent
 from headrace.verifiers.function import FunctionComponent
 from headrace.verifiers.language import LanguageComponent
 from headrace.verifiers.length import LengthComponent
-from headrace.verifiers.math import MathComponent, math_answer_problem
+from headrace.verifiers.math.component import MathComponent
 from headrace.verifiers.numbers import parse_number
 from headrace.verifiers.numeric import NumericComponent
 from headrace.verifiers.reward_model import RewardModelComponent
+from headrace.verifiers.sandbox.execution import Executor
 from headrace.verifiers.weighted import WeightedComponent, WeightedVerifier
+
+AnswerCheck = Callable[[str, Mapping[str, object]], str | None]
+"""Takes an expected answer and the columns of its row."""
 
 _DEFAULT_WINDOW = 64
 
 
-def build_verifier(config: VerifierConfig, *, window: int = _DEFAULT_WINDOW) -> WeightedVerifier:
+def build_verifier(
+    config: VerifierConfig, *, window: int = _DEFAULT_WINDOW, executor: Executor | None = None
+) -> WeightedVerifier:
     """Return the verifier of a run; it starts no process before the first completion.
 
-    ``window``: rollouts of one whole batch, over which ``max_failed_share`` is taken.
+    ``window``: rollouts of one whole batch, over which ``max_failed_share`` is taken. ``executor``
+    runs programs that completions hold. Raises ConfigError where one is needed and there is none.
     """
     components = {
         name: WeightedComponent(
-            component=_build_component(component),
+            component=_build_component(component, executor),
             kind=component.kind,
             weight=component.weight,
             require_stop=component.require_stop,
@@ -71,6 +81,12 @@ def needs_answer(config: VerifierConfig) -> bool:
     return any(_compares(component) for component in config.components.values())
 
 
+def row_tasks(config: VerifierConfig) -> RowTasks | None:
+    """Return what reads tests from rows, where some component runs code."""
+    parts = {name: part for name, part in config.components.items() if isinstance(part, CodeConfig)}
+    return RowTasks(parts) if parts else None
+
+
 def check_answer(component: ComponentConfig, answer: str) -> str | None:
     """Return why ``component`` could never pay for ``answer``, or None.
 
@@ -78,17 +94,18 @@ def check_answer(component: ComponentConfig, answer: str) -> str | None:
     """
     config = VerifierConfig(components={"answer": component.model_copy(update={"weight": 1.0})})
     with answer_checker(config) as check:
-        return check(answer)
+        return check(answer, {})
 
 
 @contextmanager
-def answer_checker(config: VerifierConfig) -> Iterator[Callable[[str], str | None]]:
+def answer_checker(config: VerifierConfig) -> Iterator[AnswerCheck]:
     """Yield a function that returns why an expected answer is unusable, or None. It blocks."""
-    with _math_pools(config) as pools:
+    with _math_components(config) as math_components:
 
-        def check(answer: str) -> str | None:
+        def check(answer: str, columns: Mapping[str, object]) -> str | None:
             for name, component in config.components.items():
-                problem = _answer_problem(component, answer, pools.get(name))
+                math = math_components.get(name)
+                problem = _answer_problem(component, answer, columns, math)
                 if problem is not None:
                     return f"{name}: {problem}"
             return None
@@ -97,10 +114,19 @@ def answer_checker(config: VerifierConfig) -> Iterator[Callable[[str], str | Non
 
 
 async def verify_completion(
-    config: VerifierConfig, *, prompt: str, answer: str | None, completion: str
+    config: VerifierConfig,
+    *,
+    prompt: str,
+    answer: str | None,
+    completion: str,
+    metadata: Mapping[str, object] | None = None,
+    executor: Executor | None = None,
 ) -> Verdict:
-    """Return the verdict on one completion that ended by itself."""
-    verifier = build_verifier(config, window=1_000_000)
+    """Return the verdict on one completion that ended by itself.
+
+    ``metadata`` is the row, for components that read more of it than the answer.
+    """
+    verifier = build_verifier(config, window=1_000_000, executor=executor)
     rollout = Rollout(
         rollout_index=0,
         completion_ids=(),
@@ -114,7 +140,12 @@ async def verify_completion(
         group_id="0/verify",
         # The verifiers look at text alone; a Prompt cannot be without tokens.
         prompt=Prompt(
-            prompt_id="verify", source="verify", text=prompt, token_ids=(0,), answer=answer
+            prompt_id="verify",
+            source="verify",
+            text=prompt,
+            token_ids=(0,),
+            answer=answer,
+            metadata=metadata or {},
         ),
         rollouts=(rollout,),
         sampling=SamplingParams(),
@@ -133,13 +164,15 @@ def _compares(config: ComponentConfig) -> bool:
             return config.uses_answer
         case FunctionConfig() | FormatConfig() | LengthConfig() | LanguageConfig():
             return False
-        case RewardModelConfig():
+        case RewardModelConfig() | CodeConfig():
             return False
         case _:
             assert_never(config)
 
 
-def _build_component(config: ComponentConfig) -> Component | RolloutComponent:
+def _build_component(  # noqa: C901 - one branch for each kind
+    config: ComponentConfig, executor: Executor | None
+) -> Component | RolloutComponent:
     built: Component | RolloutComponent
     match config:
         case ExactConfig():
@@ -150,6 +183,8 @@ def _build_component(config: ComponentConfig) -> Component | RolloutComponent:
             built = MathComponent(config)
         case FunctionConfig():
             built = FunctionComponent(config)
+        case CodeConfig():
+            built = _build_code(config, executor)
         case FormatConfig():
             built = FormatComponent(config)
         case LengthConfig():
@@ -165,6 +200,13 @@ def _build_component(config: ComponentConfig) -> Component | RolloutComponent:
     return built
 
 
+def _build_code(config: CodeConfig, executor: Executor | None) -> Component:
+    if executor is None:
+        msg = 'kind = "code" needs a sandbox, and there is none here'
+        raise ConfigError(msg)
+    return CodeComponent(config, executor)
+
+
 def _build_judge(config: JudgeConfig | RubricConfig) -> Component:
     """Return the judge with its key. Raises ConfigError if the environment does not hold it."""
     from headrace.verifiers.judge.component import JudgeComponent  # noqa: PLC0415 - an extra
@@ -178,7 +220,7 @@ def _build_judge(config: JudgeConfig | RubricConfig) -> Component:
 
 
 @contextmanager
-def _math_pools(config: VerifierConfig) -> Iterator[dict[str, MathComponent]]:
+def _math_components(config: VerifierConfig) -> Iterator[dict[str, MathComponent]]:
     parts = {
         name: MathComponent(part)
         for name, part in config.components.items()
@@ -192,7 +234,10 @@ def _math_pools(config: VerifierConfig) -> Iterator[dict[str, MathComponent]]:
 
 
 def _answer_problem(
-    config: ComponentConfig, answer: str, component: MathComponent | None
+    config: ComponentConfig,
+    answer: str,
+    columns: Mapping[str, object],
+    component: MathComponent | None,
 ) -> str | None:
     match config:
         case ExactConfig():
@@ -206,8 +251,8 @@ def _answer_problem(
             )
         case MathConfig():
             assert component is not None
-            return math_answer_problem(answer, component.pool)
-        case JudgeConfig() | RubricConfig() | RewardModelConfig():
+            return component.answer_problem(answer, columns)
+        case JudgeConfig() | RubricConfig() | RewardModelConfig() | CodeConfig():
             return None
         case FunctionConfig() | FormatConfig() | LengthConfig() | LanguageConfig():
             return None

@@ -149,7 +149,7 @@ class WeightedVerifier:
             decided = self._sum(scores, deciding)
             assert decided is not None
             passed = decided >= self._pass_threshold - _ROUNDING
-            outcome = Outcome.PASS if passed else Outcome.WRONG
+            outcome = Outcome.PASS if passed else _why_not([scores[name] for name in deciding])
         else:
             missing = {score.outcome for score in scores.values() if score.reward is None}
             outcome = next(outcome for outcome in _WORST_FIRST if outcome in missing)
@@ -192,6 +192,12 @@ class WeightedVerifier:
             f"(verifier.max_failed_share = {self._max_failed_share:g}); the first: {detail}"
         )
         raise VerifierFailure(f"{msg}\n{traceback}".rstrip())
+
+
+def _why_not(scores: Collection[Score]) -> Outcome:
+    """Return how a scored rollout failed: a program that ran out of time did not just err."""
+    found = {score.outcome for score in scores}
+    return next((outcome for outcome in _WORST_FIRST if outcome in found), Outcome.WRONG)
 
 
 async def _score_component(part: WeightedComponent, prompt: Prompt, rollout: Rollout) -> Score:

@@ -54,7 +54,7 @@ def _handler(kind: str, target: str) -> Handler:
     """Import what a kind of job needs; only the worker of that kind pays for it."""
     match kind:
         case "math":
-            from headrace.verifiers import grading  # noqa: PLC0415 - sympy takes a second
+            from headrace.verifiers.math import grading  # noqa: PLC0415 - needs flint
 
             return grading.handle
         case "function":

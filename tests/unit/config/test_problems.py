@@ -73,8 +73,8 @@ def components(**named: object) -> dict[str, Any]:
             "verifier.components.exact.markr: unknown key; did you mean verifier.components.exact.marker?",
         ),
         (
-            components(a={"kind": "exact", "absolute_tolerance": 0.1}),
-            'verifier.components.a.absolute_tolerance: unknown key; only "numeric" has it',
+            components(a={"kind": "exact", "units": "same"}),
+            'verifier.components.a.units: unknown key; only "math" has it',
         ),
         (
             tree(checkpoint={"zebra": 1}),

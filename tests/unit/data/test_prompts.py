@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -191,7 +191,8 @@ def test_a_prompt_that_renders_to_nothing_is_a_fault(load: Load) -> None:
 def test_an_answer_the_verifier_cannot_use_is_a_fault_at_load(load: Load) -> None:
     rows = [GOOD, {"prompt": "b", "answer": "\\frac{"}]
 
-    def check(answer: str) -> str | None:
+    def check(answer: str, columns: Mapping[str, object]) -> str | None:
+        assert columns["answer"] == answer
         return None if answer.isdigit() else f"{answer} is no number"
 
     with pytest.raises(DataError, match=r"line 2: .*cannot be used \(\\frac\{ is no number\)"):

@@ -7,8 +7,8 @@ import pytest
 
 from headrace.config import MathConfig
 from headrace.types import Prompt
-from headrace.verifiers.math import MathComponent
-from headrace.verifiers.math_text import find_answer
+from headrace.verifiers.math.component import MathComponent
+from headrace.verifiers.math.finding import find_answer
 
 MARKUP = [
     ("The answer is **4**.", "4"),

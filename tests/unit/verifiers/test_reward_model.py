@@ -28,7 +28,7 @@ TEMPLATE = "<s> {% for m in messages %}{{ m['role'] }} : {{ m['content'] }} </s>
 
 def tokenizer(*, template: bool, pad: bool) -> PreTrainedTokenizerFast:
     numbered = {word: n for n, word in enumerate(WORDS)}
-    words = Tokenizer(models.WordLevel(numbered, unk_token="[UNK]"))  # noqa: S106 - no password
+    words = Tokenizer(models.WordLevel(numbered, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=words,

@@ -194,3 +194,14 @@ def test_a_verifier_built_from_config_scores_with_each_kind() -> None:
 def test_only_a_function_works_without_an_expected_answer() -> None:
     assert needs_answer(config(a={"kind": "exact"}))
     assert not needs_answer(config(a={"kind": "function", "path": "m:f"}))
+
+
+def test_a_rollout_that_is_paid_too_little_says_how_it_failed() -> None:
+    class TimedOut(Scripted):
+        async def score(self, prompt: Prompt, completion: str) -> Score:
+            del prompt, completion
+            return Score(outcome=Outcome.TIMEOUT_CPU, reward=0.0)
+
+    verdicts = score(verifier((Always("0"), 1.0), (TimedOut(), 1.0)), group("x"))
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.TIMEOUT_CPU]
+    assert verdicts[0].reward == 0.0

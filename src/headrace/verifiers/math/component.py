@@ -1,0 +1,127 @@
+"""Math answers: numbers are compared here, everything else in killable, memory-capped processes.
+
+The processes run no model code, so the expected answer may go there. A completion that is over a
+cap, unreadable or empty is wrong; a process that blew its deadline or died leaves the rollout
+unscored, because a failure of our own is not a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import get_args
+
+from headrace.config import AnswerType, MathConfig
+from headrace.types import Prompt
+from headrace.verifiers.component import (
+    Score,
+    failed_score,
+    no_answer_to_compare,
+    right_or_wrong,
+    shown,
+    unscored,
+)
+from headrace.verifiers.math.compare import Rules
+from headrace.verifiers.math.deciding import ExactDecider, NeedsAlgebra, Tolerance
+from headrace.verifiers.math.exact import value_of
+from headrace.verifiers.math.finding import find_answer
+from headrace.verifiers.math.judging import UnreadableGold, explain, judge, read_gold
+from headrace.verifiers.math.reading import trees
+from headrace.verifiers.process_pool import ProcessPool, ReplyStatus, WorkerSpec
+
+
+class MathComponent:
+    """Pays 1 for an answer that says what the expected one says."""
+
+    def __init__(self, config: MathConfig) -> None:
+        self._config = config
+        self._rules = _rules_of(config)
+        self.pool = ProcessPool(
+            WorkerSpec(
+                kind="math",
+                num_processes=config.num_processes,
+                timeout_seconds=config.timeout_seconds,
+                memory_mib=config.memory_mib,
+            )
+        )
+
+    async def score(self, prompt: Prompt, completion: str) -> Score:
+        """Return 1 where the answer equals the expected one."""
+        if prompt.answer is None:
+            return no_answer_to_compare(prompt)
+        rules = self._rules.get(self._type_of(prompt.metadata))
+        if rules is None:
+            return no_answer_to_compare(prompt)
+        text = find_answer(completion, self._config.extract)
+        if text is None or not text.strip():
+            return right_or_wrong(right=False, detail="no answer found")
+        what = f"{shown(text)} against {shown(prompt.answer)}"
+        try:
+            judgement = judge(prompt.answer, text, rules, ExactDecider(rules.tolerance))
+        except NeedsAlgebra:
+            return await self._graded(prompt.answer, text, rules, what)
+        except UnreadableGold:
+            return no_answer_to_compare(prompt)
+        return right_or_wrong(right=judgement.right, detail=f"{what}: {judgement.rule}")
+
+    async def _graded(self, gold: str, answer: str, rules: Rules, what: str) -> Score:
+        reply = await self.pool.call(_job(gold, answer, rules))
+        if reply.status is not ReplyStatus.OK:
+            return failed_score(reply)
+        if reply.value is None:
+            return unscored(f"{shown(gold)} {reply.detail}")
+        return right_or_wrong(right=bool(reply.value), detail=f"{what}: {reply.detail}")
+
+    def answer_problem(self, answer: str, columns: Mapping[str, object]) -> str | None:
+        """Return why ``answer`` cannot be an expected answer of this row, or None. Blocks."""
+        declared = self._type_of(columns)
+        rules = self._rules.get(declared)
+        if rules is None:
+            allowed = ", ".join(self._rules)
+            return f"{self._config.answer_type_column} = {declared!r}: must be one of {allowed}"
+        try:
+            gold = read_gold(answer, rules)
+        except UnreadableGold as reason:
+            return f"{shown(answer)} {reason}"
+        if all(value_of(tree) is not None for item in gold.items for tree in trees(item.value)):
+            return None
+        reply = self.pool.call_blocking(_job(answer, None, rules))
+        if reply.status is not ReplyStatus.OK:
+            return f"{shown(answer)} could not be checked: {reply.detail}"
+        return None if reply.value else f"{shown(answer)} {reply.detail}"
+
+    def _type_of(self, columns: Mapping[str, object]) -> str:
+        """Return the answer type that a row declares, or the recipe's."""
+        column = self._config.answer_type_column
+        declared = None if column is None else columns.get(column)
+        return self._config.answer_type if declared is None else str(declared)
+
+    def explain(self, answer: str, completion: str) -> list[str]:
+        """Return how a verdict comes about, a line for each step up to the comparison."""
+        rules = self._rules[self._config.answer_type]
+        text = find_answer(completion, self._config.extract)
+        lines = [f"extract = {self._config.extract!r}: {shown(text)}"]
+        if text is None:
+            return lines
+        lines += [f"answer_type = {rules.answer_type!r}, units = {rules.units!r}"]
+        return lines + explain(answer, text, rules)
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self.pool.close()
+
+
+def _rules_of(config: MathConfig) -> dict[str, Rules]:
+    """Return the rules for each answer type that a row may declare."""
+    tolerance = Tolerance(
+        absolute=Fraction(config.absolute_tolerance), relative=Fraction(config.relative_tolerance)
+    )
+    return {
+        name: Rules(answer_type=name, units=config.units, tolerance=tolerance)
+        for name in get_args(AnswerType)
+    }
+
+
+def _job(gold: str, answer: str | None, rules: Rules) -> dict[str, object]:
+    """Return what a grading process is sent; without an answer the expected one is checked."""
+    return {"gold": gold, "answer": answer, "rules": rules.to_json()}

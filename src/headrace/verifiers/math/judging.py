@@ -1,0 +1,87 @@
+"""From two texts to a judgement: read both, compare them, and say which rule decided.
+
+The one path that the parent process, the grading processes and ``--explain`` share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.verifiers.math.compare import Comparison, Rules, shown
+from headrace.verifiers.math.deciding import Decider
+from headrace.verifiers.math.kinds import type_problem
+from headrace.verifiers.math.reading import Reading, read
+from headrace.verifiers.math.spelling import choice_of, unwrap
+from headrace.verifiers.math.tree import Refused, Symbol, Unreadable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What became of one answer."""
+
+    right: bool
+    rule: str
+    """What decided, in words."""
+
+
+class UnreadableGold(Exception):
+    """The expected answer cannot be read, or is not of its declared type; the message says why."""
+
+
+def read_gold(text: str, rules: Rules) -> Reading:
+    """Return an expected answer as it is read. Raises UnreadableGold."""
+    try:
+        gold = read(text, rules.answer_type)
+    except Refused as reason:
+        msg = f"is refused: {reason}"
+        raise UnreadableGold(msg) from reason
+    except Unreadable as reason:
+        msg = f"cannot be read as {_wanted(rules)}: {reason}"
+        raise UnreadableGold(msg) from reason
+    problem = type_problem(gold, rules.answer_type)
+    if problem is not None:
+        msg = f"is not of its answer type: {problem}"
+        raise UnreadableGold(msg)
+    return gold
+
+
+def judge(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> Judgement:
+    """Return whether an answer is right. Raises UnreadableGold, and NeedsAlgebra as ``decide``."""
+    gold = read_gold(gold_text, rules)
+    try:
+        answer = _answer(gold, answer_text, rules)
+    except Refused as reason:
+        return Judgement(right=False, rule=f"refused: {reason}")
+    except Unreadable as reason:
+        letter = _letter_of(gold)
+        if letter is not None and choice_of(unwrap(answer_text)) == letter:
+            return Judgement(right=True, rule="the same choice")
+        return Judgement(right=False, rule=f"unreadable: {reason}")
+    finding = Comparison(rules, decide).compare(gold, answer)
+    return Judgement(right=finding.right, rule=finding.rule)
+
+
+def explain(gold_text: str, answer_text: str, rules: Rules) -> list[str]:
+    """Return what was read on either side, a line each."""
+    gold = read_gold(gold_text, rules)
+    lines = [f"expected: {gold.text!r} is read as {shown(gold)}"]
+    try:
+        answer = _answer(gold, answer_text, rules)
+    except Unreadable as reason:
+        return [*lines, f"answer: {answer_text!r} cannot be read: {reason}"]
+    return [*lines, f"answer: {answer.text!r} is read as {shown(answer)}"]
+
+
+def _answer(gold: Reading, text: str, rules: Rules) -> Reading:
+    return read(text, rules.answer_type, has_unit=any(item.unit for item in gold.items))
+
+
+def _letter_of(gold: Reading) -> str | None:
+    """Return the letter of an expected answer that may be a choice."""
+    value = gold.only.value if gold.only else None
+    is_letter = isinstance(value, Symbol) and len(value.name) == 1 and value.name.isupper()
+    return value.name if is_letter and isinstance(value, Symbol) else None
+
+
+def _wanted(rules: Rules) -> str:
+    return "mathematics" if rules.answer_type == "auto" else rules.answer_type
