@@ -6,6 +6,7 @@
     _learn_loop      waits for a batch (unblocked by _score); step, publish, settle, evaluate,
                      checkpoint, release. The only loop that may end the run
     _watch           says what is being waited for when nothing has moved for a while
+    LoopLag.measure  sleeps, and notes how late it wakes
 
 Owns invariant 9, and the order that makes 7 hold: weights are published before a step is settled,
 and slots are freed last, so that a group admitted afterwards is born fresh. Whatever fails first
@@ -24,13 +25,13 @@ from typing import Protocol
 from headrace.buffer import RolloutBuffer, Ticket
 from headrace.data import Draw, Ledger, PromptStream
 from headrace.dropped import DroppedGroups
-from headrace.errors import GeneratorFailure, NoSignalError, RunError
-from headrace.monitors import EvaluationMode, evaluation_metrics, rollout_metrics
+from headrace.errors import AlarmError, GeneratorFailure, NoSignalError, RunError
+from headrace.held_out import EvaluationPlan, evaluate_prompts, try_canaries
+from headrace.monitors import Alarms, LoopLag, canary_metrics, rollout_metrics
 from headrace.roles import Generator, Learner, Monitor, Verifier, WeightSync
 from headrace.types import (
     EvaluationRecord,
     GenerationRequest,
-    Prompt,
     RolloutGroup,
     RunEvent,
     SamplingParams,
@@ -51,17 +52,6 @@ class Checkpoints(Protocol):
     ) -> object:
         """Let ``write`` fill a directory and make it durable. Raises CheckpointError."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationPlan:
-    """What is measured on held-out prompts, and when."""
-
-    prompts: Sequence[Prompt]
-    every: int
-    modes: Mapping[EvaluationMode, tuple[int, SamplingParams]]
-    """Mode -> rollouts of each prompt and how they are sampled."""
-    pass_at_k: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +87,7 @@ class Parts:
     stream: PromptStream
     ledger: Ledger
     checkpoints: Checkpoints
+    alarms: Alarms
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,6 +137,7 @@ class Controller:
             num_slots=parts.buffer.num_slots, max_refills=plan.max_refills
         )
         self._in_flight: dict[Ticket, str] = {}
+        self._lag = LoopLag()
         self._has_rollouts = False
         self._moved_at = time.monotonic()
         """When something last arrived, or last began that is waited for."""
@@ -170,6 +162,7 @@ class Controller:
                 others = [
                     tasks.create_task(self._generate_loop(), name="generate"),
                     tasks.create_task(self._watch(), name="watch"),
+                    tasks.create_task(self._lag.measure(), name="lag"),
                 ]
                 await self._learn_loop()
                 for task in others:
@@ -364,15 +357,16 @@ class Controller:
         if seconds["generate"] > 0.0:  # a step may be of groups generated before it began
             speed = tokens / seconds["generate"]
             metrics["generator/throughput/tokens_per_second"] = speed
-        self._parts.monitor.on_step(
-            StepRecord(
-                step=self._step_done,
-                num_steps=self._plan.num_steps,
-                policy_version=result.policy_version,
-                metrics=metrics | dict(result.metrics),
-                groups=tuple(groups),
-            )
+        metrics["controller/loop/max_lag_seconds"] = self._lag.take()
+        record = StepRecord(
+            step=self._step_done,
+            num_steps=self._plan.num_steps,
+            policy_version=result.policy_version,
+            metrics=metrics | dict(result.metrics),
+            groups=tuple(groups),
         )
+        self._parts.monitor.on_step(record)
+        self._sound(self._parts.alarms.after_step(record))
 
     async def _evaluate(self) -> None:
         plan = self._plan.evaluation
@@ -383,19 +377,34 @@ class Controller:
         groups, metrics = await evaluate_prompts(
             plan, parts.generator, parts.verifier, self._plan.seed
         )
+        canaries: Sequence[RolloutGroup] = ()
+        if plan.canaries is not None:
+            canaries = await try_canaries(
+                plan.canaries, parts.generator, parts.verifier, self._plan.seed
+            )
+            metrics |= canary_metrics(canaries)
         metrics["controller/time/eval_seconds"] = time.monotonic() - began
         # What an evaluation took of the engine is not part of the step that follows it.
         parts.generator.metrics()
         parts.verifier.metrics()
+        self._lag.take()
         self._evaluated_step = self._step_done
-        parts.monitor.on_evaluation(
-            EvaluationRecord(
-                step=self._step_done,
-                policy_version=self._policy_version,
-                metrics=metrics,
-                groups=tuple(groups),
-            )
+        record = EvaluationRecord(
+            step=self._step_done,
+            policy_version=self._policy_version,
+            metrics=metrics,
+            groups=tuple(groups),
         )
+        parts.monitor.on_evaluation(record)
+        self._sound(parts.alarms.after_evaluation(record, canaries))
+
+    def _sound(self, alarms: Sequence[RunEvent]) -> None:
+        """Tell of ``alarms``. Raises AlarmError if they are to end the run."""
+        for alarm in alarms:
+            self._parts.monitor.on_event(alarm)
+        if alarms and self._parts.alarms.stops:
+            msg = f'{alarms[0].message}; the run stops because alarms.on_alarm = "stop"'
+            raise AlarmError(msg)
 
     async def _checkpoint(self) -> None:
         if self._checkpointed_step == self._step_done:
@@ -445,41 +454,6 @@ class Controller:
 
     def _event(self, kind: str, message: str) -> None:
         self._parts.monitor.on_event(RunEvent(kind=kind, step=self._step_done, message=message))
-
-
-async def evaluate_prompts(
-    plan: EvaluationPlan, generator: Generator, verifier: Verifier, seed: int
-) -> tuple[list[RolloutGroup], dict[str, float]]:
-    """Generate and score every held-out prompt in every mode; return groups and metrics."""
-    groups: list[RolloutGroup] = []
-    metrics: dict[str, float] = {}
-    for mode, (count, sampling) in plan.modes.items():
-        requests = [
-            GenerationRequest(
-                group_id=f"eval/{mode}/{prompt.prompt_id}",
-                prompt=prompt,
-                group_size=count,
-                sampling=sampling,
-                # The same at every evaluation, so that two of them differ by the policy alone.
-                seed=derive_seed(seed, "eval", mode, prompt.prompt_id),
-            )
-            for prompt in plan.prompts
-        ]
-        scored = await _generate_and_score(requests, generator, verifier)
-        pass_at_k = (1,) if mode == "greedy" else plan.pass_at_k
-        metrics |= evaluation_metrics(scored, mode, pass_at_k)
-        groups += scored
-    return groups, metrics
-
-
-async def _generate_and_score(
-    requests: Sequence[GenerationRequest], generator: Generator, verifier: Verifier
-) -> list[RolloutGroup]:
-    """Return the scored groups in the order of ``requests``."""
-    groups = {group.group_id: group async for group in generator.generate(requests)}
-    ordered = [groups[request.group_id] for request in requests]
-    verdicts = await asyncio.gather(*(verifier.score(group) for group in ordered))
-    return [group.scored(v) for group, v in zip(ordered, verdicts, strict=True)]
 
 
 def _first_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:

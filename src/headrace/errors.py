@@ -11,6 +11,7 @@
         +-- VerifierFailure       scoring failed so often that the rewards cannot be trusted
         +-- DivergedError         non-finite gradients several times in a row
         +-- NoSignalError         no group had anything to learn from, step after step
+        +-- AlarmError            an alarm sounded in a run that stops for alarms
         +-- CheckpointError       a checkpoint could not be written or read
         +-- WeightSyncError       published and loaded weights differ
 
@@ -76,6 +77,10 @@ class DivergedError(RunError):
 
 class NoSignalError(RunError):
     """No group had a spread of rewards for many steps in a row."""
+
+
+class AlarmError(RunError):
+    """Rewards look earned in another way than was meant, and the recipe says to stop for that."""
 
 
 class CheckpointError(RunError):

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace.buffer import RolloutBuffer
-from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
+from headrace.config import AlarmConfig
+from headrace.controller import Controller, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
 from headrace.errors import GeneratorFailure
+from headrace.held_out import EvaluationPlan
+from headrace.monitors import Alarms
 from headrace.types import (
     EvaluationRecord,
     GenerationRequest,
@@ -290,6 +293,7 @@ class World:
     max_refills: int | None = None
     evaluation: EvaluationPlan | None = None
     watch_seconds: float = 60.0
+    alarms: AlarmConfig = field(default_factory=AlarmConfig)
     journal: Journal = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -333,6 +337,7 @@ class World:
             ),
             ledger=self.ledger,
             checkpoints=self.checkpoints,
+            alarms=Alarms(self.alarms),
         )
         return Controller(plan, parts, watch_seconds=self.watch_seconds)
 

@@ -1,5 +1,6 @@
 """RunConfig: what a run depends on. pydantic, frozen, torch-free; TOML in, JSON out."""
 
+from headrace.config.alarms import AlarmConfig, DriftConfig
 from headrace.config.code import (
     CodeConfig,
     CodeExtraction,
@@ -60,6 +61,7 @@ from headrace.config.verifier import (
 )
 
 __all__ = [
+    "AlarmConfig",
     "AnswerType",
     "CheckedRecipe",
     "CheckpointConfig",
@@ -73,6 +75,7 @@ __all__ = [
     "DataConfig",
     "DeviceName",
     "DppoTvLoss",
+    "DriftConfig",
     "DynamicSamplingConfig",
     "EngineName",
     "EvaluationConfig",

@@ -78,6 +78,9 @@ class DataConfig(Section):
     """Prompts to train on."""
     eval: SourceConfig | None = None
     """Held-out prompts; null trains without evaluation."""
+    canaries: SourceConfig | None = None
+    """Tasks that cannot be solved, tried at every evaluation and never trained on: one that passes
+    sounds an alarm. Rows of the other sources with the same text are left out."""
     template: Literal["chat", "raw"] = "chat"
     """``chat`` renders through the tokenizer's chat template; ``raw`` encodes the text as it is."""
     system_prompt: str | None = None

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
+from headrace.config.alarms import AlarmConfig
 from headrace.config.data import DataConfig, DynamicSamplingConfig
 from headrace.config.engine_rules import engine_refusals
 from headrace.config.evaluation import EvaluationConfig
@@ -70,6 +71,8 @@ class RunConfig(Section):
     """Checkpoints."""
     monitors: MonitorConfig = MonitorConfig()
     """Output."""
+    alarms: AlarmConfig = AlarmConfig()
+    """Signs of rewards earned in another way than was meant."""
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -102,6 +105,7 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
     yield from _data_contradictions(config)
     yield from _staleness_contradictions(config)
     yield from _refill_contradictions(config)
+    yield from _alarm_contradictions(config)
     setting = ObjectiveSetting(
         objective=config.objective,
         sampling=config.sampling,
@@ -146,6 +150,16 @@ def _staleness_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             keys=("learner.num_minibatches", "groups_per_step"),
             text=f"learner.num_minibatches = {minibatches} with groups_per_step = "
             f"{config.groups_per_step}: a minibatch needs at least one group",
+        )
+
+
+def _alarm_contradictions(config: RunConfig) -> Iterator[Contradiction]:
+    drift, components = config.alarms.drift, config.verifier.components
+    if drift is not None and drift.component is not None and drift.component not in components:
+        yield Contradiction(
+            keys=("alarms.drift.component", "verifier.components"),
+            text=f'alarms.drift.component = "{drift.component}": no component of the verifier; '
+            f"allowed: {', '.join(sorted(components))}",
         )
 
 

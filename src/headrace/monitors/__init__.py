@@ -3,10 +3,12 @@
 Every monitor watches and changes nothing. Torch-free.
 """
 
+from headrace.monitors.alarms import Alarms, canary_metrics
 from headrace.monitors.console import LiveMonitor, PlainMonitor, console_monitor
 from headrace.monitors.fanout import FanoutMonitor
 from headrace.monitors.inspect import inspect_view
 from headrace.monitors.jsonl import JsonlMonitor
+from headrace.monitors.loop_lag import LoopLag
 from headrace.monitors.metrics import (
     EvaluationMode,
     Metrics,
@@ -20,14 +22,17 @@ from headrace.monitors.run_directory import RunHistory, read_run, rewind
 from headrace.monitors.summary import summarise
 
 __all__ = [
+    "Alarms",
     "EvaluationMode",
     "FanoutMonitor",
     "JsonlMonitor",
     "LiveMonitor",
+    "LoopLag",
     "Metrics",
     "PlainMonitor",
     "RolloutMonitor",
     "RunHistory",
+    "canary_metrics",
     "console_monitor",
     "evaluation_metrics",
     "inspect_view",

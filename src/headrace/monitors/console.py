@@ -105,7 +105,7 @@ class PlainMonitor:
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """Print the held-out scores."""
-        self._line(_evaluation_line(record.step, self._progress.evaluation(record)))
+        self._line(_evaluation_line(record, self._progress.evaluation(record)))
 
     def on_event(self, event: RunEvent) -> None:
         """Print the event."""
@@ -145,7 +145,7 @@ class LiveMonitor:
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """Print the held-out scores above the panel."""
-        self._print(_evaluation_line(record.step, self._progress.evaluation(record)))
+        self._print(_evaluation_line(record, self._progress.evaluation(record)))
 
     def on_event(self, event: RunEvent) -> None:
         """Print the event above the panel."""
@@ -224,9 +224,12 @@ def _step_line(progress: _Progress, record: StepRecord) -> str:
     return f"step {record.step}/{record.num_steps}  {facts}{ending}"
 
 
-def _evaluation_line(step: int, scores: Mapping[str, float]) -> str:
-    text = "  ".join(f"{name} {percent(value)}" for name, value in scores.items())
-    return f"held out after step {step}: {text or 'no prompt was scored'}"
+def _evaluation_line(record: EvaluationRecord, scores: Mapping[str, float]) -> str:
+    parts = [f"{name} {percent(value)}" for name, value in scores.items()]
+    if (num_scored := record.metrics.get("eval/canary/num_scored")) is not None:
+        num_passed = record.metrics.get("eval/canary/num_passed", 0.0)
+        parts.append(f"canaries passed {num_passed:.0f} of {num_scored:.0f}")
+    return f"held out after step {record.step}: {'  '.join(parts) or 'no prompt was scored'}"
 
 
 def _event_line(event: RunEvent) -> str:

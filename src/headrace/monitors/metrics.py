@@ -185,6 +185,10 @@ def _add_verdicts(metrics: Metrics, role: str, verdicts: Sequence[Verdict]) -> N
         metrics.add_mean(f"{role}/outcome/{outcome}_share", outcomes[outcome], len(verdicts))
     for label, count in Counter(label for v in verdicts for label in v.labels).items():
         metrics.add_sum(f"{role}/label/{label}/num_rollouts", count)
+    _add_components(metrics, role, verdicts)
+
+
+def _add_components(metrics: Metrics, role: str, verdicts: Sequence[Verdict]) -> None:
     components: defaultdict[str, list[float]] = defaultdict(list)
     for verdict in verdicts:
         for name, reward in verdict.components.items():
@@ -246,6 +250,7 @@ def _add_held_out_rollouts(metrics: Metrics, role: str, groups: Sequence[Rollout
     metrics.add_mean(f"{role}/length_share", num_cut_off, len(rollouts))
     metrics.add_mean(f"{role}/reward_mean", math.fsum(rewards), len(rewards))
     metrics.add_sum(f"{role}/num_failed", len(rollouts) - len(rewards))
+    _add_components(metrics, role, _verdicts(groups))
 
 
 def _add_pass_at_k(metrics: Metrics, role: str, num_scored: int, num_passed: int, k: int) -> None:

@@ -22,6 +22,8 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 ROLLOUTS_FOLDER = "rollouts"
 REPORT_FILE = "report.html"
+ALARM = "alarm"
+"""Kind of an event that an alarm is recorded as."""
 
 _ROLLOUT_FILE = re.compile(r"(step|eval)-(\d+)\.parquet")
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.monitors.run_directory import MetricsLine, RunHistory, read_run
+from headrace.monitors.run_directory import ALARM, EventLine, MetricsLine, RunHistory, read_run
 
 # Fewer is better: truncation and length cost time and pay nothing.
 _LOWER_IS_BETTER = ("length_share", "completion_tokens_mean")
 
 
 def summarise(run_directory: Path) -> dict[str, Any]:
-    """Return ``held_out``, ``rl_seconds``, ``num_steps`` and ``rollouts_per_second``.
+    """Return ``held_out``, ``rl_seconds``, ``num_steps``, ``rollouts_per_second`` and ``alarms``.
 
     ``held_out`` maps a metric to its first, last and best. ``rollouts_per_second`` is every
     rollout over ``rl_seconds``, 0.0 before the first step. Raises RunDirectoryError when the
@@ -36,7 +36,16 @@ def summary_of(run: RunHistory) -> dict[str, Any]:
         "rl_seconds": rl_seconds,
         "num_steps": len(run.steps),
         "rollouts_per_second": num_rollouts / rl_seconds if rl_seconds > 0 else 0.0,
+        "alarms": [
+            {"step": event.step, "message": event.message, **event.fields}
+            for event in alarms_of(run)
+        ],
     }
+
+
+def alarms_of(run: RunHistory) -> tuple[EventLine, ...]:
+    """Return the alarms that sounded, in order of time."""
+    return tuple(event for event in run.events if event.kind == ALARM)
 
 
 def held_out(evaluations: Sequence[MetricsLine]) -> dict[str, dict[str, float]]:

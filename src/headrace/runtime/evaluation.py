@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from headrace.compute import ComputeThread
-from headrace.controller import evaluate_prompts
 from headrace.errors import ConfigError, VerifierFailure
+from headrace.held_out import evaluate_prompts
 from headrace.models.foreign import load_policy
 from headrace.models.weights import weight_update
 from headrace.runtime.devices import engine_device
@@ -40,7 +40,7 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
     Raises ConfigError if there are none, VerifierFailure if no rollout could be scored.
     """
     plan = evaluation_plan(prepared)
-    if plan is None:
+    if plan is None or not plan.prompts:
         msg = "data.eval: missing; an evaluation needs held-out prompts"
         raise ConfigError(msg)
     config = prepared.config

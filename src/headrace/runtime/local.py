@@ -22,22 +22,25 @@ import torch
 from headrace.buffer import RolloutBuffer
 from headrace.compute import ComputeThread
 from headrace.config import EngineName, RunConfig
-from headrace.controller import Controller, EvaluationPlan, Parts, Plan, RunOutcome
+from headrace.controller import Controller, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
 from headrace.errors import CheckpointError, RunDirectoryError
 from headrace.generators import TorchGenerator, default_cache_bytes
 from headrace.generators.vllm import VllmGenerator, VllmSettings
+from headrace.held_out import CanaryPlan, EvaluationPlan
 from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
 from headrace.learners.adapter import begin_adapter
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.foreign import load_policy
 from headrace.monitors import (
+    Alarms,
     EvaluationMode,
     FanoutMonitor,
     JsonlMonitor,
     RolloutMonitor,
     console_monitor,
+    read_run,
     rewind,
     write_report,
 )
@@ -154,6 +157,9 @@ class LocalRun:
         window = config.groups_per_step * config.group_size
         verifier = build_verifier(config.verifier, window=window)
         stack.push_async_callback(verifier.close)
+        alarms = Alarms(config.alarms)
+        if last is not None:
+            alarms.recall(read_run(self.output))
         kind, verb = ("resume", "resumed at") if self.resume else ("start", "started from")
         monitor.on_event(RunEvent(kind=kind, step=step, message=f"{verb} step {step}"))
         return Controller(
@@ -178,6 +184,7 @@ class LocalRun:
                 ),
                 ledger=ledger,
                 checkpoints=store,
+                alarms=alarms,
             ),
         )
 
@@ -348,21 +355,29 @@ def _vllm_generator(prepared: PreparedRun, compute: ComputeThread) -> VllmGenera
 
 
 def evaluation_plan(prepared: PreparedRun) -> EvaluationPlan | None:
-    """Return how the held-out prompts are measured; None when there are none."""
-    if prepared.eval is None:
-        return None
+    """Return how held-out prompts and canaries are measured; None when there are neither."""
     config = prepared.config
+    canaries = None
+    if prepared.canaries is not None:
+        canaries = CanaryPlan(
+            prompts=prepared.canaries.prompts,
+            num_rollouts=config.alarms.num_canary_rollouts,
+            sampling=sampling_params(config.sampling, prepared.model.tokenizer),
+        )
+    if prepared.eval is None and canaries is None:
+        return None
     sampling = sampling_params(config.eval_sampling, prepared.model.tokenizer)
     modes: dict[EvaluationMode, tuple[int, SamplingParams]] = {}
-    if config.eval.greedy:
+    if prepared.eval is not None and config.eval.greedy:
         modes["greedy"] = (1, dataclasses.replace(sampling, temperature=0.0))
-    if config.eval.num_rollouts:
+    if prepared.eval is not None and config.eval.num_rollouts:
         modes["sampled"] = (config.eval.num_rollouts, sampling)
     return EvaluationPlan(
-        prompts=prepared.eval.prompts,
+        prompts=() if prepared.eval is None else prepared.eval.prompts,
         every=config.eval.every,
         modes=modes,
         pass_at_k=config.eval.pass_at_k,
+        canaries=canaries,
     )
 
 

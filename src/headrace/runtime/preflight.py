@@ -68,6 +68,7 @@ class Preflight:
     model: PreparedModel | None = None
     train: LoadReport | None = None
     eval: LoadReport | None = None
+    canaries: LoadReport | None = None
 
     def require(self) -> PreparedRun:
         """Return the prepared parts. Raises ConfigError with every problem."""
@@ -76,7 +77,13 @@ class Preflight:
         assert self.model is not None
         assert self.train is not None
         config = _recorded(self.recipe.config, self.model)
-        return PreparedRun(config=config, model=self.model, train=self.train, eval=self.eval)
+        return PreparedRun(
+            config=config,
+            model=self.model,
+            train=self.train,
+            eval=self.eval,
+            canaries=self.canaries,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,7 @@ class PreparedRun:
     model: PreparedModel
     train: LoadReport
     eval: LoadReport | None
+    canaries: LoadReport | None = None
 
 
 def preflight(recipe: CheckedRecipe) -> Preflight:
@@ -307,7 +315,7 @@ def _kept_values(config: RunConfig, decoder: DecoderConfig) -> int:
 
 
 def _load_data(found: Preflight) -> None:
-    """Load the training prompts, then the held-out ones without those that are trained on.
+    """Load canaries, then training prompts without them, then held-out ones without either.
 
     Without a model, or without knowing how many tokens follow, the rows are read all the same:
     only whether they fit the context stays unknown.
@@ -318,13 +326,17 @@ def _load_data(found: Preflight) -> None:
     tasks = row_tasks(config.verifier) if knows("verifier") else None
     with _collect(found), answer_checker(config.verifier) as check_answer:
         load = _Loader(config, model, check_answer if checks_answers else None, tasks)
-        trained_on: set[str] = set()
+        used: frozenset[str] = frozenset()
+        if config.data.canaries is not None:
+            with _collect(found):
+                found.canaries = load("canaries", config.data.canaries, used)
+                used |= {prompt.text for prompt in found.canaries.prompts}
         with _collect(found):
-            found.train = load("train", config.data.train, frozenset())
-            trained_on = {prompt.text for prompt in found.train.prompts}
+            found.train = load("train", config.data.train, used)
+            used |= {prompt.text for prompt in found.train.prompts}
         if config.data.eval is not None:
             with _collect(found):
-                found.eval = load("eval", config.data.eval, frozenset(trained_on))
+                found.eval = load("eval", config.data.eval, used)
     found.notes += _data_notes(found)
     found.notes += () if tasks is None else tasks.notes()
 
@@ -351,7 +363,7 @@ class _Loader:
     tasks: RowTasks | None
 
     def __call__(self, name: str, source: SourceConfig, exclude: frozenset[str]) -> LoadReport:
-        sampling = self.config.sampling if name == "train" else self.config.eval_sampling
+        sampling = self.config.eval_sampling if name == "eval" else self.config.sampling
         model = self.model
         try:
             return load_prompts(
@@ -410,8 +422,10 @@ def _cache_problems(found: Preflight) -> Iterator[str]:
     device = engine_device(recipe.config)
     block = block_bytes(found.model.decoder_config, BLOCK_SIZE, resolve_dtype(config.dtype, device))
     held = int(limit * 2**30) // block * BLOCK_SIZE
-    sections = (recipe.config.sampling, recipe.config.eval_sampling)
-    names = ("sampling", "sampling" if recipe.config.eval.sampling is None else "eval.sampling")
+    training, evaluation = recipe.config.sampling, recipe.config.eval_sampling
+    sections = (training, training, evaluation)
+    own = "sampling" if recipe.config.eval.sampling is None else "eval.sampling"
+    names = ("sampling", "sampling", own)
     for (source, report), section, name in zip(_sources(found), sections, names, strict=True):
         if report is None:
             continue
@@ -428,7 +442,7 @@ def _cache_problems(found: Preflight) -> Iterator[str]:
 
 
 def _sources(found: Preflight) -> tuple[tuple[str, LoadReport | None], ...]:
-    return ("train", found.train), ("eval", found.eval)
+    return ("canaries", found.canaries), ("train", found.train), ("eval", found.eval)
 
 
 def _data_notes(found: Preflight) -> Iterator[str]:
@@ -437,7 +451,7 @@ def _data_notes(found: Preflight) -> Iterator[str]:
             continue
         counts = {
             "skipped for a fault": report.num_skipped,
-            "left out, being trained on": report.num_excluded,
+            "left out, standing in a source read before": report.num_excluded,
             "left out as repeated": report.num_repeated,
         }
         for kind, number in counts.items():

@@ -33,7 +33,16 @@ LEDGER_FILE = "ledger.sqlite"
 LOCK_FILE = "lock"
 CHECKPOINT_DIRECTORY = "checkpoints"
 
-_FREE_KEYS = ("name", "eval", "checkpoint", "monitors", "num_threads", "num_steps", "num_epochs")
+_FREE_KEYS = (
+    "name",
+    "eval",
+    "checkpoint",
+    "monitors",
+    "num_threads",
+    "num_steps",
+    "num_epochs",
+    "alarms",
+)
 """A resumed run may change these; all others would make it another run."""
 
 

@@ -67,6 +67,14 @@ def test_fast_steps_do_not_flood_and_the_last_one_is_always_there() -> None:
     assert shown == ["1/10", "5/10", "9/10", "10/10"]
 
 
+def test_an_evaluation_of_canaries_alone_says_how_many_passed() -> None:
+    stream = io.StringIO()
+    metrics = {"eval/canary/num_scored": 8.0, "eval/canary/num_passed": 2.0}
+    record = EvaluationRecord(step=4, policy_version=4, metrics=metrics, groups=())
+    PlainMonitor(stream).on_evaluation(record)
+    assert stream.getvalue() == "held out after step 4: canaries passed 2 of 8\n"
+
+
 def test_a_step_without_any_metric_is_still_a_line() -> None:
     stream = io.StringIO()
     PlainMonitor(stream).on_step(_step(1, metrics={}))

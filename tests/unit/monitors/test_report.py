@@ -12,10 +12,18 @@ from typing import Any
 import pytest
 
 from headrace.errors import RunDirectoryError
-from headrace.monitors import RunHistory, read_rollouts, read_run, write_report
+from headrace.monitors import (
+    JsonlMonitor,
+    RunHistory,
+    read_rollouts,
+    read_run,
+    summarise,
+    write_report,
+)
 from headrace.monitors.report.charts import MAX_POINTS, charts_of
 from headrace.monitors.report.samples import comparisons_of
 from headrace.monitors.run_directory import MetricsLine
+from headrace.types import RunEvent
 
 HOSTILE = (
     "</script x><script>document.documentElement.dataset.owned=1</script>"
@@ -99,6 +107,40 @@ def test_the_report_shows_name_versions_sources_and_config(run_directory: Path) 
         "got 10, expected 10",
     ):
         assert expected in page
+
+
+def test_alarms_stand_before_the_curves_and_in_the_summary(run_directory: Path) -> None:
+    assert 'id="alarms"' not in write_report(run_directory).read_text()
+    assert summarise(run_directory)["alarms"] == []
+    monitor = JsonlMonitor(run_directory)
+    fields = {"alarm": "canary", "prompt_id": "p9", "completion": "<script>x</script>"}
+    message = "3 rollouts passed <b>a task</b> that cannot be solved"
+    monitor.on_event(RunEvent(kind="alarm", step=20, message=message, fields=fields))
+    monitor.close()
+    page = write_report(run_directory).read_text()
+    assert page.index('id="alarms"') < page.index('id="curves"')
+    assert html.escape(message) in page
+    assert message not in page
+    (alarm,) = summarise(run_directory)["alarms"]
+    assert (alarm["step"], alarm["alarm"], alarm["prompt_id"]) == (20, "canary", "p9")
+
+
+def test_labels_and_waits_are_drawn_where_there_are_any(run_directory: Path) -> None:
+    curves = _curves(write_report(run_directory).read_text())
+    assert "Suspicious completions" not in {title for title, _ in curves}
+    lines = (run_directory / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(
+        next(line for line in lines if '"step": 20' in line and '"kind": "step"' in line)
+    )
+    last["metrics"] |= {
+        "verifier/label/exits_early/num_rollouts": 7,
+        "verifier/kind/judge/latency/p99_seconds": 1.5,
+    }
+    with (run_directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(last) + "\n")
+    curves = _curves(write_report(run_directory).read_text())
+    assert curves["Suspicious completions", "exits early"][-1] == 7
+    assert curves["Time of a verification", "judge"][-1] == 1.5
 
 
 def test_the_page_needs_nothing_from_outside(run_directory: Path) -> None:

@@ -59,6 +59,7 @@ def test_a_run_of_no_steps_has_a_summary_of_zeros(tmp_path: Path) -> None:
         "rl_seconds": 0.0,
         "num_steps": 0,
         "rollouts_per_second": 0.0,
+        "alarms": [],
     }
 
 

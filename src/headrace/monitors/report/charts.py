@@ -177,6 +177,8 @@ def charts_of(run: RunHistory) -> tuple[Chart, ...]:
         _drawn(_held_out_plan(run), run.evaluations),
         _drawn(_reward_plan(), run.steps),
         _drawn(_source_plan(run), run.steps),
+        _drawn(_label_plan(run), run.steps),
+        _drawn(_wait_plan(run), run.steps),
         *(_drawn(plan, run.steps) for plan in _STEP_PLANS),
     )
     return tuple(chart for chart in charts if chart is not None)
@@ -222,6 +224,37 @@ def _source_plan(run: RunHistory) -> _Plan:
         title="Training reward by source",
         note=f"Raw mean of each prompt source.{more}",
         metrics=tuple((name, f"verifier/source/{name}/reward_mean") for name in shown),
+    )
+
+
+def _label_plan(run: RunHistory) -> _Plan:
+    return _Plan(
+        title="Suspicious completions",
+        note="Rollouts of a step that carry a label: what their text looks like it tries.",
+        metrics=_named(run, "verifier/label/", "/num_rollouts"),
+    )
+
+
+def _wait_plan(run: RunHistory) -> _Plan:
+    return _Plan(
+        title="Time of a verification",
+        note="Seconds to the answer that 99 % stay below, the wait for a place included.",
+        metrics=_named(run, "verifier/kind/", "/latency/p99_seconds"),
+        hides_zeros=True,
+    )
+
+
+def _named(run: RunHistory, before: str, after: str) -> tuple[tuple[str, str], ...]:
+    """Return name and metric of everything that was recorded between ``before`` and ``after``."""
+    found = {
+        name
+        for line in run.steps
+        for name in line.metrics
+        if name.startswith(before) and name.endswith(after)
+    }
+    return tuple(
+        (name.removeprefix(before).removesuffix(after).replace("_", " "), name)
+        for name in sorted(found)
     )
 
 

@@ -28,12 +28,13 @@ from headrace.monitors.report.charts import Chart, charts_of, source_names
 from headrace.monitors.report.samples import comparisons_of
 from headrace.monitors.run_directory import (
     REPORT_FILE,
+    EventLine,
     MetricsLine,
     RunHistory,
     read_run,
     replace_file,
 )
-from headrace.monitors.summary import summary_of
+from headrace.monitors.summary import alarms_of, summary_of
 
 MAX_EVENTS = 500
 """Lines of the event table at most: the first and the last, with a note between them."""
@@ -98,6 +99,7 @@ def render_page(run: RunHistory) -> str:
         lstrip_blocks=True,
     )
     charts = charts_of(run)
+    alarms = alarms_of(run)
     scripts = (_vendored("uPlot.iife.min.js"), _template("report.js"))
     style = _vendored("uPlot.min.css") + "\n" + _template("report.css")
     return environment.get_template("report.html").render(
@@ -109,7 +111,9 @@ def render_page(run: RunHistory) -> str:
         summaries=[_spoken(chart) for chart in charts],
         sources=_source_rows(run),
         comparisons=tuple(comparisons_of(run.directory)),
-        events=_event_rows(run),
+        alarms=_event_rows(run, alarms),
+        num_alarms=len(alarms),
+        events=_event_rows(run, run.events),
         num_events=len(run.events),
         sampling=run.evaluations[-1].sampling if run.evaluations else {},
         config=json.dumps(run.config, indent=2, ensure_ascii=False),
@@ -194,10 +198,10 @@ def _source_rows(run: RunHistory) -> list[SourceRow]:
     return rows
 
 
-def _event_rows(run: RunHistory) -> list[EventRow]:
+def _event_rows(run: RunHistory, events: Sequence[EventLine]) -> list[EventRow]:
     start = min(run.times, default=0.0)
     half = MAX_EVENTS // 2
-    shown = run.events
+    shown = list(events)
     if len(shown) > MAX_EVENTS:
         shown = shown[:half] + shown[-half:]
     return [
