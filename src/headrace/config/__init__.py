@@ -48,6 +48,7 @@ from headrace.config.objective import (
 from headrace.config.problems import CheckedRecipe
 from headrace.config.remote import RemoteConfig
 from headrace.config.run import DeviceName, RunConfig
+from headrace.config.sandbox import SandboxConfig, ToolchainConfig
 from headrace.config.verifier import (
     AnswerType,
     ComponentConfig,
@@ -114,8 +115,10 @@ __all__ = [
     "RunConfig",
     "SGLangConfig",
     "SamplingConfig",
+    "SandboxConfig",
     "SapoLoss",
     "SourceConfig",
+    "ToolchainConfig",
     "UnitRule",
     "VerifierConfig",
     "VllmConfig",

@@ -16,6 +16,7 @@ from headrace.config.component import ComponentSection
 from headrace.config.form import FormatConfig, LanguageConfig, LengthConfig
 from headrace.config.judge import JudgeConfig, RewardModelConfig, RubricConfig
 from headrace.config.remote import RemoteConfig
+from headrace.config.sandbox import SandboxConfig
 from headrace.config.section import Section, beside_recipe
 
 Extraction = Literal["whole", "after_last_marker", "last_number", "final_number", "boxed"]
@@ -143,6 +144,8 @@ class VerifierConfig(Section):
     """Stop the run when more than this share of a whole batch's rollouts could not be scored."""
     remote: RemoteConfig | None = None
     """Servers that run programs in isolation; null runs them on this machine."""
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    """Where code that a policy wrote is run."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:

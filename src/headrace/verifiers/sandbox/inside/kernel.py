@@ -1,0 +1,150 @@
+"""The kernel's calls that Python has no function for, by ctypes.
+
+Owns: a call that fails raises OSError with its name. Linux on x86-64 and arm64; elsewhere importing
+it raises OSError. It decides nothing: `landlock`, `seccomp` and `namespaces` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+
+_MACHINE = os.uname().machine if sys.platform == "linux" else sys.platform
+_NUMBERS = {
+    "x86_64": {"pivot_root": 155, "capset": 126},
+    "aarch64": {"pivot_root": 41, "capset": 91},
+}
+_EVERYWHERE = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "close_range": 436,
+    "mount_setattr": 442,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
+
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MNT_DETACH = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_NUM_CAPABILITIES = 64
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 0x40000
+ATTR_READ_ONLY, ATTR_NO_SUID, ATTR_NO_DEVICES = 1, 2, 4
+
+
+def machine() -> str:
+    """Return the processor's name as the tables of calls have it. Raises OSError if they don't."""
+    if _MACHINE not in _NUMBERS:
+        msg = f"calls of Linux on x86-64 and arm64 are known, not those of {_MACHINE}"
+        raise OSError(msg)
+    return _MACHINE
+
+
+_CALLS = _NUMBERS[machine()] | _EVERYWHERE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Make a call by its number and return its result. Raises OSError."""
+    # Numbers are passed in full width: ctypes would pass 32 bits of them.
+    wide = [ctypes.c_long(part) if isinstance(part, int) else part for part in arguments]
+    result: int = _libc.syscall(ctypes.c_long(_CALLS[name]), *wide)
+    return _checked(name, result)
+
+
+def prctl(option: int, first: int | ctypes.Array[ctypes.c_char] = 0, second: object = 0) -> None:
+    """Change something of this process. Raises OSError."""
+    wide = [ctypes.c_ulong(part) if isinstance(part, int) else part for part in (first, second)]
+    _checked(f"prctl({option})", _libc.prctl(option, *wide, ctypes.c_ulong(0), ctypes.c_ulong(0)))
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces that ``flags`` name for new ones. Raises OSError."""
+    _checked("unshare", _libc.unshare(flags))
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Mount a file system. Raises OSError."""
+    arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags))
+    _checked(f"mount({target})", _libc.mount(*arguments, options.encode()))
+
+
+def unmount(target: str) -> None:
+    """Take the topmost mount off ``target``, whoever uses it. Raises OSError."""
+    _checked(f"umount({target})", _libc.umount2(target.encode(), _MNT_DETACH))
+
+
+def bind(source: str, target: str, attributes: int) -> None:
+    """Show ``source`` and what is mounted below it at ``target`` too. Raises OSError.
+
+    ``attributes`` are added to what each mount has: those that the source is locked to stay.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    tree = call("open_tree", _AT_FDCWD, source.encode(), flags)
+    try:
+        wanted = attributes.to_bytes(8, sys.byteorder) + bytes(24)
+        # AT_EMPTY_PATH is 0x1000.
+        call("mount_setattr", tree, b"", 0x1000 | _AT_RECURSIVE, wanted, len(wanted))
+        call("move_mount", tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    finally:
+        os.close(tree)
+
+
+def set_read_only(target: str) -> None:
+    """Make the mount at ``target``, and none below it, read-only. Raises OSError."""
+    wanted = ATTR_READ_ONLY.to_bytes(8, sys.byteorder) + bytes(24)
+    call("mount_setattr", _AT_FDCWD, target.encode(), 0, wanted, len(wanted))
+
+
+def close_all_from(first: int) -> None:
+    """Close every descriptor from ``first`` on. Raises OSError."""
+    call("close_range", first, 0xFFFFFFFF, 0)
+
+
+def drop_bounding_set() -> None:
+    """No program that is run from now on gains a capability. Raises OSError."""
+    for capability in range(_NUM_CAPABILITIES):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            # Beyond the last one that this kernel has.
+            if error.errno == errno.EINVAL:
+                return
+            raise
+
+
+def drop_capabilities() -> None:
+    """Give up every capability. Raises OSError."""
+    header = _CAPABILITY_VERSION_3.to_bytes(4, sys.byteorder) + bytes(4)
+    call("capset", header, bytes(24))
+
+
+def buffer(content: bytes) -> ctypes.Array[ctypes.c_char]:
+    """Return memory with ``content``, for a call that takes an address."""
+    return ctypes.create_string_buffer(content, len(content))
+
+
+def address(memory: ctypes.Array[ctypes.c_char]) -> int:
+    """Return where ``memory`` lies; it must outlive the use."""
+    return ctypes.addressof(memory)
+
+
+def _checked(name: str, result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result

@@ -1,0 +1,210 @@
+"""The process of one job: it takes off what it can do, then becomes the program.
+
+Owns: the order. Once the program's first line runs, the process holds no descriptor but 0, 1, 2
+and the one its result goes to, no capability, and is under every limit, Landlock and seccomp. How
+it ends is for the kernel to say; the result is the program's own word, as everything after that
+first line is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import linecache
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any
+
+from headrace.verifiers.sandbox import canonical
+from headrace.verifiers.sandbox.inside import kernel, landlock, limits, protocol, seccomp
+from headrace.verifiers.sandbox.inside.protocol import Terms
+
+_PAYLOAD, _RESULT = 3, 4
+FIRST_FREE = 10
+"""Descriptors below this are never in use where a job's process is forked, so they can be set."""
+
+_MAX_PAYLOAD = 1 << 30
+_NAME = "solution.py"
+_UNCLEAN_OUTPUT = 120
+"""What Python exits with when its output could not be written."""
+
+
+@dataclass(frozen=True)
+class Cage:
+    """What a job's process puts itself into; None where the tier has no such thing."""
+
+    user: int
+    other_processes: int
+    ruleset: int | None
+    filter_program: bytes | None
+    folder: str
+
+
+def become(descriptors: list[int], terms: Terms, cage: Cage) -> None:
+    """Turn this process, just forked, into the program. Never returns."""
+    status = 1
+    try:
+        _take(descriptors)
+        lock(terms, cage)
+        payload = canonical.decode(_read_all(_PAYLOAD), max_bytes=_MAX_PAYLOAD)
+        os.close(_PAYLOAD)
+        os.chdir(cage.folder)
+        os.environ["HOME"] = os.environ["TMPDIR"] = cage.folder
+        for name, content in payload["files"].items():
+            _write(name, content)
+        if payload["command"]:
+            _execute(payload)
+        status = _run_python(payload)
+    except BaseException:  # noqa: BLE001 - nothing may return to the loop that forked
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def lock(terms: Terms, cage: Cage) -> None:
+    """Give up what a program must not have, in the order in which each step still can be done."""
+    os.setsid()
+    limits.default_signals()
+    if cage.ruleset is not None:
+        landlock.restrict(cage.ruleset)
+    kernel.close_all_from(_RESULT + 1)
+    if cage.filter_program is not None:
+        limits.become(cage.user)
+    limits.limit(terms, cage.other_processes)
+    if cage.filter_program is not None:
+        seccomp.install(cage.filter_program)
+
+
+def _take(descriptors: list[int]) -> None:
+    payload, stdin, stdout, stderr, result = descriptors
+    for source, target in zip((stdin, stdout, stderr, payload, result), range(5), strict=True):
+        os.dup2(source, target)
+
+
+def _read_all(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def _write(name: str, content: bytes) -> None:
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor is no path
+        file.write(content)
+
+
+def _execute(payload: Mapping[str, Any]) -> None:
+    """Run a command; where its output is wanted as a file, wait for it and hand that over."""
+    command: list[str] = payload["command"]
+    os.set_inheritable(_RESULT, False)  # noqa: FBT003 - positional only
+    # Python ignores these two, and what is ignored stays so in the program that comes.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if not payload["product"]:
+        os.execvp(command[0], command)  # noqa: S606 - what the job is
+    child = os.fork()
+    if child == 0:
+        os.execvp(command[0], command)  # noqa: S606 - as above
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        with open(payload["product"], "rb") as file:  # noqa: PTH123 - a plain name
+            _send(protocol.RESULT_VALUE + file.read())
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _run_python(payload: Mapping[str, Any]) -> int:
+    """Run the program as ``__main__``, call its function if one is asked for; return its status."""
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    sys.argv = [_NAME]
+    source: str = payload["source"]
+    # So that a traceback shows the program's own lines.
+    linecache.cache[_NAME] = (len(source), None, source.splitlines(keepends=True), _NAME)
+
+    def run() -> None:
+        exec(compile(source, _NAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is what this process is for
+        if payload["function"]:
+            value = _called(module, payload["function"], payload["arguments"])
+            _send_value(value, payload["max_result_bytes"])
+
+    return _finish(_status_of(run))
+
+
+def _called(module: ModuleType, name: str, arguments: bytes) -> object:
+    owner, _, method = name.rpartition(".")
+    target: Any = getattr(module, owner)() if owner else module
+    function: Callable[..., object] = getattr(target, method)
+    return function(*canonical.decode(arguments, max_bytes=_MAX_PAYLOAD))
+
+
+def _send_value(value: object, max_bytes: int) -> None:
+    """Send what the function returned; what is no plain value is named, and nothing is sent."""
+    try:
+        encoded = canonical.encode(value, max_bytes=max_bytes)
+    except canonical.EncodeError as error:
+        print(f"what the function returned cannot be compared: {error}", file=sys.stderr)  # noqa: T201 - the program's own standard error
+        return
+    _send(protocol.RESULT_VALUE + encoded)
+
+
+def _send(result: bytes) -> None:
+    """Write to where the result goes; the program may have closed it, and then there is none."""
+    try:
+        while result:
+            result = result[os.write(_RESULT, result) :]
+    except OSError:
+        return
+
+
+def _status_of(run: Callable[[], None]) -> int:
+    try:
+        run()
+    except SystemExit as error:
+        return _exit_status(error.code)
+    except MemoryError:
+        _send(protocol.RESULT_MEMORY_ERROR)
+        _print(sys.exc_info())
+        return 1
+    except BaseException:  # noqa: BLE001 - a program may raise anything; all is reported alike
+        _print(sys.exc_info())
+        return 1
+    return 0
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int(code) & 0xFF
+    print(code, file=sys.stderr)  # noqa: T201 - as sys.exit does
+    return 1
+
+
+def _print(raised: tuple[Any, Any, TracebackType | None]) -> None:
+    """Print a traceback without the frames of this file."""
+    kind, error, trace = raised
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    try:
+        traceback.print_exception(kind, error, trace)
+    except BaseException:  # noqa: BLE001 - its own __str__ may raise, or memory be gone
+        os.write(2, b"an exception that cannot be printed\n")
+
+
+def _finish(status: int) -> int:
+    """Do what Python does at its end that can be seen: join threads, run exit handlers, flush.
+
+    Not the teardown of every module, which would cost more than most programs.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what Py_Finalize calls
+        atexit._run_exitfuncs()  # noqa: SLF001 - as above
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except BaseException:  # noqa: BLE001 - of whatever a program put in these places
+        return status or _UNCLEAN_OUTPUT
+    return status

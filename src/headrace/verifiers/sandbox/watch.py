@@ -1,0 +1,88 @@
+"""What the processes of a job use right now, as the kernel tells from outside.
+
+Read only for jobs that take long: what a short one used, its cell says when it is done. A process
+that ended between two looks is counted by what its parent has waited for; one whose parent ignored
+it is counted as far as it was last seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large a process is, in bytes."""
+
+    address_space: int
+    resident: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What all processes of a job use."""
+
+    cpu_seconds: float
+    resident: int
+    """Bytes beyond what each shares with the process it was forked from."""
+    num_processes: int
+
+
+class Watch:
+    """Looks at one job: everything below the process that forks."""
+
+    def __init__(self, zygote: int, base: Size, waited_before: float) -> None:
+        """``waited_before``: CPU seconds of the jobs before, which the kernel adds up."""
+        self._zygote = zygote
+        self._base = base
+        self._waited_before = waited_before
+        self._seen: dict[int, float] = {}
+
+    def look(self) -> Usage:
+        """Return what is used now."""
+        alive: dict[int, float] = {}
+        resident = 0
+        for pid in descendants(self._zygote):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = _stat(pid)
+                # utime, stime and those of the children it waited for; resident pages.
+                alive[pid] = sum(map(int, fields[11:15])) / _TICK
+                resident += max(0, int(fields[21]) * _PAGE - self._base.resident)
+        gone = sum(used for pid, used in self._seen.items() if pid not in alive)
+        self._seen |= alive
+        waited = 0.0
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            waited = sum(map(int, _stat(self._zygote)[13:15])) / _TICK - self._waited_before
+        return Usage(
+            cpu_seconds=sum(alive.values()) + max(waited, gone),
+            resident=resident,
+            num_processes=len(alive),
+        )
+
+
+def size_of(pid: int) -> Size:
+    """Return how large a process is. Raises OSError once it has ended."""
+    pages = [int(word) for word in Path(f"/proc/{pid}/statm").read_text().split()]
+    return Size(address_space=pages[0] * _PAGE, resident=pages[1] * _PAGE)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below ``pid``."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                for child in (task / "children").read_text().split():
+                    yield int(child)
+                    yield from descendants(int(child))
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name, which may hold anything; see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
