@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -65,6 +66,16 @@ def graded(points: object, reason: str = "because") -> Said:
     return Said(content=json.dumps({"reason": reason, "points": points}))
 
 
+class _Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that leave: tests have them do so."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as in the base
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class JudgeServer:
     """Answers by its script and remembers what it was asked."""
 
@@ -77,8 +88,7 @@ class JudgeServer:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._was_asked = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Quiet(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 

@@ -11,13 +11,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-
-_KEPT = 20_000
-"""Latencies kept between two readings: the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +24,8 @@ class SlotFigures:
     elapsed_seconds: float
     busy_seconds: float
     """Of all places together."""
-    latencies: Sequence[float]
-    """Seconds from arrival to end of each job that came to an end, the wait included."""
+    num_jobs: int
+    """Jobs that came to an end."""
     max_waiting: int
     """The longest queue."""
     num_cancelled: int
@@ -48,13 +44,11 @@ class Slots:
         self._waiting = self._working = 0
         self._read_at = self._changed_at = clock()
         self._busy = 0.0
-        self._latencies: deque[float] = deque(maxlen=_KEPT)
-        self._max_waiting = self._num_cancelled = self._num_retries = 0
+        self._num_jobs = self._max_waiting = self._num_cancelled = self._num_retries = 0
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
         """Wait for a place and hold it; what unblocks the wait is the end of another job."""
-        arrived = self._clock()
         self._change(waiting=1)
         try:
             await self._places.acquire()
@@ -62,17 +56,14 @@ class Slots:
             self._change(waiting=-1, cancelled=1)
             raise
         self._change(waiting=-1, working=1)
-        cancelled = 0
+        ended, cancelled = 1, 0
         try:
             yield
         except asyncio.CancelledError:
-            cancelled = 1
+            ended, cancelled = 0, 1
             raise
         finally:
-            self._change(working=-1, cancelled=cancelled)
-            if not cancelled:
-                with self._lock:
-                    self._latencies.append(self._clock() - arrived)
+            self._change(working=-1, ended=ended, cancelled=cancelled)
             self._places.release()
 
     def note_retry(self) -> None:
@@ -88,24 +79,26 @@ class Slots:
                 num_slots=self._count,
                 elapsed_seconds=self._changed_at - self._read_at,
                 busy_seconds=self._busy,
-                latencies=tuple(self._latencies),
+                num_jobs=self._num_jobs,
                 max_waiting=self._max_waiting,
                 num_cancelled=self._num_cancelled,
                 num_retries=self._num_retries,
             )
             self._read_at, self._busy = self._changed_at, 0.0
-            self._latencies.clear()
             self._max_waiting = self._waiting
-            self._num_cancelled = self._num_retries = 0
+            self._num_jobs = self._num_cancelled = self._num_retries = 0
         return figures
 
-    def _change(self, *, waiting: int = 0, working: int = 0, cancelled: int = 0) -> None:
+    def _change(
+        self, *, waiting: int = 0, working: int = 0, ended: int = 0, cancelled: int = 0
+    ) -> None:
         with self._lock:
             now = self._clock()
             self._busy += self._working * (now - self._changed_at)
             self._changed_at = now
             self._waiting += waiting
             self._working += working
+            self._num_jobs += ended
             self._num_cancelled += cancelled
             # One that finds a free place at once has not waited; those beyond the places do.
             queue = self._waiting + self._working - self._count
@@ -113,21 +106,15 @@ class Slots:
 
 
 def slot_metrics(role: str, figures: Iterable[SlotFigures]) -> dict[str, float]:
-    """Return the metrics of all places of one kind, below ``role``; latencies only with jobs."""
+    """Return the metrics of all places of one kind, below ``role``."""
     parts = tuple(figures)
-    latencies = sorted(latency for part in parts for latency in part.latencies)
     room = sum(part.num_slots * part.elapsed_seconds for part in parts)
     metrics = {
-        f"{role}/slots/num_jobs": float(len(latencies)),
+        f"{role}/slots/num_jobs": float(sum(part.num_jobs for part in parts)),
         f"{role}/slots/num_cancelled": float(sum(part.num_cancelled for part in parts)),
         f"{role}/slots/num_retries": float(sum(part.num_retries for part in parts)),
         f"{role}/slots/max_waiting": float(max((part.max_waiting for part in parts), default=0)),
     }
     if room > 0.0:
         metrics[f"{role}/slots/utilisation"] = sum(part.busy_seconds for part in parts) / room
-    if latencies:
-        for percent in (50, 90, 99):
-            # Nearest rank: the smallest latency that so many per cent do not exceed.
-            rank = -(-percent * len(latencies) // 100)
-            metrics[f"{role}/latency/p{percent}_seconds"] = latencies[rank - 1]
     return metrics

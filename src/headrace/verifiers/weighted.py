@@ -13,12 +13,14 @@ import asyncio
 import graphlib
 import logging
 import math
+import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from headrace.errors import VerifierFailure
 from headrace.types import MAX_REWARD, Outcome, Prompt, Rollout, RolloutGroup, Verdict
+from headrace.verifiers.answer_times import AnswerTimes
 from headrace.verifiers.component import Component, RolloutComponent, Score, Slotted
 from headrace.verifiers.slots import SlotFigures, slot_metrics
 from headrace.verifiers.suspicions import suspicions
@@ -77,6 +79,7 @@ class WeightedVerifier:
         self._name = "+".join(self._components)
         self._pass_threshold = pass_threshold
         self._max_failed_share = max_failed_share
+        self._times = AnswerTimes()
         self._failures: deque[bool] = deque(maxlen=window)
         self._first_failure: tuple[str, str] | None = None
 
@@ -98,12 +101,15 @@ class WeightedVerifier:
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Return how busy the places of each kind of component were since the last call."""
+        """Return how long each kind of component took, and how busy its places were.
+
+        Of the time since the last call.
+        """
         figures: defaultdict[str, list[SlotFigures]] = defaultdict(list)
         for part in self._components.values():
             if isinstance(part.component, Slotted):
                 figures[part.kind].append(part.component.slots.read())
-        found: dict[str, float] = {}
+        found = self._times.take()
         for kind, of_kind in figures.items():
             found |= slot_metrics(f"verifier/kind/{kind}", of_kind)
         return found
@@ -134,7 +140,10 @@ class WeightedVerifier:
             if not self._components[gate].is_met(score.reward):
                 detail = f"not asked: {gate} paid {score.reward:g}"
                 return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)
-        return await _score_component(part, prompt, rollout)
+        asked = time.monotonic()
+        score = await _score_component(part, prompt, rollout)
+        self._times.add(part.kind, time.monotonic() - asked)
+        return score
 
     def _verdict(self, scores: Mapping[str, Score], noted: Collection[str]) -> Verdict:
         """Return the verdict. ``noted`` was seen in the text, and changes nothing but labels."""

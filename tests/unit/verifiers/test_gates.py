@@ -74,8 +74,7 @@ def part(
     )
 
 
-def verdict(text: str = "5", *, tokens: int = 3, **parts: WeightedComponent) -> Verdict:
-    verifier = WeightedVerifier(parts, pass_threshold=1.0, max_failed_share=0.5, window=1000)
+def group(text: str, *, tokens: int = 3) -> RolloutGroup:
     rollout = Rollout(
         rollout_index=0,
         completion_ids=(1,) * tokens,
@@ -86,10 +85,14 @@ def verdict(text: str = "5", *, tokens: int = 3, **parts: WeightedComponent) -> 
         text=text,
     )
     prompt = Prompt(prompt_id="p", source="s", text="t", token_ids=(1,), answer="5")
-    group = RolloutGroup(
+    return RolloutGroup(
         group_id="0/p", prompt=prompt, rollouts=(rollout,), sampling=SamplingParams()
     )
-    return asyncio.run(verifier.score(group))[0]
+
+
+def verdict(text: str = "5", *, tokens: int = 3, **parts: WeightedComponent) -> Verdict:
+    verifier = WeightedVerifier(parts, pass_threshold=1.0, max_failed_share=0.5, window=1000)
+    return asyncio.run(verifier.score(group(text, tokens=tokens)))[0]
 
 
 def test_a_component_whose_gate_is_not_met_pays_nothing_and_is_not_asked() -> None:
@@ -155,6 +158,43 @@ def test_labels_are_kept_and_never_change_a_reward(labels: set[str], text: str) 
     plain = verdict("5", x=part(Paying(1.0)), y=part(Paying(0.5)))
     assert replace(found, labels=()) == plain
     assert (text == "5") == (set(found.labels) == labels)
+
+
+def test_what_was_asked_is_timed_by_kind_and_what_was_not_is_not() -> None:
+    parts = {
+        "form": replace(part(Paying(0.0)), kind="format"),
+        "answer": replace(part(Paying(1.0), gates=("form",)), kind="judge"),
+    }
+    verifier = WeightedVerifier(parts, pass_threshold=1.0, max_failed_share=0.5, window=1000)
+    asyncio.run(verifier.score(group("5")))
+    metrics = verifier.metrics()
+    assert metrics["verifier/kind/format/latency/p99_seconds"] >= 0.0
+    assert "verifier/kind/judge/latency/p99_seconds" not in metrics
+    assert verifier.metrics() == {}
+
+
+def test_a_stuck_component_costs_its_own_rollout_and_nothing_else() -> None:
+    class Stuck(Paying):
+        async def score(self, prompt: Prompt, completion: str) -> Score:
+            if completion == "stuck":
+                await asyncio.Event().wait()
+            return await super().score(prompt, completion)
+
+    verifier = WeightedVerifier(
+        {"x": part(Stuck(1.0))}, pass_threshold=1.0, max_failed_share=0.5, window=1000
+    )
+
+    async def run() -> float | None:
+        stuck = asyncio.create_task(verifier.score(group("stuck")))
+        verdicts = [await verifier.score(group("5")) for _ in range(20)]
+        stuck.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stuck
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, "what nobody waits for any more is cancelled"
+        return verdicts[-1][0].reward
+
+    assert asyncio.run(run()) == 1.0
 
 
 def checked(**components: dict[str, object]) -> Sequence[str]:

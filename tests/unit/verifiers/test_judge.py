@@ -297,7 +297,7 @@ def test_no_more_questions_are_open_than_allowed(server: JudgeServer) -> None:
     assert all(found.reward == 1.0 for found in score(component, *["5"] * 20))
     assert server.most_open == 3
     figures = component.slots.read()
-    assert len(figures.latencies) == 20
+    assert figures.num_jobs == 20
     assert figures.max_waiting == 17
 
 

@@ -193,7 +193,7 @@ def test_a_process_scores_what_waits_together_and_ends_with_the_component(
     assert [score.reward for score in found] == pytest.approx(here, abs=1e-5)
     assert found[2].outcome is Outcome.ABSTAIN
     assert "longer than max_tokens" in found[2].detail
-    assert len(component.slots.read().latencies) == 2, "six completions are two batches of four"
+    assert component.slots.read().num_jobs == 2, "six completions are two batches of four"
 
     async def give_up() -> Score:
         task = asyncio.create_task(component.score(PROMPT, "five"))

@@ -1,10 +1,10 @@
 import asyncio
 import contextlib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.verifiers.answer_times import PERCENTS, AnswerTimes, percentile
 from headrace.verifiers.slots import SlotFigures, Slots, slot_metrics
 
 
@@ -43,7 +43,7 @@ def test_jobs_queue_for_places_and_every_figure_says_so() -> None:
 
     figures = asyncio.run(run())
     assert figures.max_waiting == 3
-    assert list(figures.latencies) == [3.0] * 5
+    assert figures.num_jobs == 5
     assert figures.busy_seconds == 6.0
     assert figures.elapsed_seconds == 4.0
     assert slot_metrics("verifier/kind/x", [figures])["verifier/kind/x/slots/utilisation"] == 0.75
@@ -65,7 +65,7 @@ def test_work_that_goes_on_is_counted_in_each_reading() -> None:
     assert asyncio.run(run()) == [2.0, 3.0]
 
 
-def test_a_job_that_is_cancelled_frees_its_place_and_has_no_latency() -> None:
+def test_a_job_that_is_cancelled_frees_its_place_and_is_counted_apart() -> None:
     slots = Slots(1)
 
     async def job() -> None:
@@ -84,7 +84,7 @@ def test_a_job_that_is_cancelled_frees_its_place_and_has_no_latency() -> None:
 
     asyncio.run(run())
     figures = slots.read()
-    assert (figures.num_cancelled, len(figures.latencies)) == (2, 1)
+    assert (figures.num_cancelled, figures.num_jobs) == (2, 1)
 
 
 def test_a_job_that_fails_has_ended_all_the_same() -> None:
@@ -97,50 +97,50 @@ def test_a_job_that_fails_has_ended_all_the_same() -> None:
                     raise ValueError
 
     asyncio.run(run())
-    assert len(slots.read().latencies) == 3
-    assert slots.read().latencies == ()
+    assert slots.read().num_jobs == 3
+    assert slots.read().num_jobs == 0
 
 
-def figures(latencies: list[float]) -> SlotFigures:
-    return SlotFigures(
+def test_the_places_of_one_kind_are_told_together() -> None:
+    one = SlotFigures(
         num_slots=1,
         elapsed_seconds=1.0,
         busy_seconds=0.5,
-        latencies=latencies,
+        num_jobs=50,
         max_waiting=2,
         num_cancelled=1,
         num_retries=3,
     )
-
-
-@pytest.fixture
-def parts() -> list[SlotFigures]:
-    return [figures([float(n) for n in range(1, 51)]), figures([float(n) for n in range(51, 101)])]
-
-
-def test_the_places_of_one_kind_are_told_together(parts: list[SlotFigures]) -> None:
-    assert slot_metrics("verifier/kind/judge", parts) == {
+    assert slot_metrics("verifier/kind/judge", [one, one]) == {
         "verifier/kind/judge/slots/num_jobs": 100.0,
         "verifier/kind/judge/slots/num_cancelled": 2.0,
         "verifier/kind/judge/slots/num_retries": 6.0,
         "verifier/kind/judge/slots/max_waiting": 2.0,
         "verifier/kind/judge/slots/utilisation": 0.5,
-        "verifier/kind/judge/latency/p50_seconds": 50.0,
-        "verifier/kind/judge/latency/p90_seconds": 90.0,
-        "verifier/kind/judge/latency/p99_seconds": 99.0,
     }
 
 
-def test_without_jobs_there_is_no_latency() -> None:
-    assert "x/latency/p50_seconds" not in slot_metrics("x", [figures([])])
+def test_times_are_told_by_kind_and_once() -> None:
+    times = AnswerTimes()
+    for seconds in range(100, 0, -1):
+        times.add("judge", float(seconds))
+    times.add("math", 0.5)
+    assert times.take() == {
+        "verifier/kind/judge/latency/p50_seconds": 50.0,
+        "verifier/kind/judge/latency/p90_seconds": 90.0,
+        "verifier/kind/judge/latency/p99_seconds": 99.0,
+        "verifier/kind/math/latency/p50_seconds": 0.5,
+        "verifier/kind/math/latency/p90_seconds": 0.5,
+        "verifier/kind/math/latency/p99_seconds": 0.5,
+    }
+    assert times.take() == {}
 
 
 @given(st.lists(st.floats(0, 100), min_size=1))
-def test_a_percentile_is_the_smallest_latency_that_so_many_do_not_exceed(
-    latencies: list[float],
+def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
+    values: list[float],
 ) -> None:
-    metrics = slot_metrics("x", [figures(latencies)])
-    for percent in (50, 90, 99):
-        found = metrics[f"x/latency/p{percent}_seconds"]
-        assert sum(latency <= found for latency in latencies) >= percent / 100 * len(latencies)
-        assert sum(latency < found for latency in latencies) < percent / 100 * len(latencies)
+    for percent in PERCENTS:
+        found = percentile(sorted(values), percent)
+        assert sum(value <= found for value in values) >= percent / 100 * len(values)
+        assert sum(value < found for value in values) < percent / 100 * len(values)

@@ -28,6 +28,7 @@ from headrace.verifiers.math.finding import find_answer
 from headrace.verifiers.math.judging import UnreadableGold, explain, judge, read_gold
 from headrace.verifiers.math.reading import trees
 from headrace.verifiers.process_pool import ProcessPool, ReplyStatus, WorkerSpec
+from headrace.verifiers.slots import Slots
 
 
 class MathComponent:
@@ -44,6 +45,11 @@ class MathComponent:
                 memory_mib=config.memory_mib,
             )
         )
+
+    @property
+    def slots(self) -> Slots:
+        """The places of gradings in a process."""
+        return self.pool.slots
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
         """Return 1 where the answer equals the expected one."""
