@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from headrace.verifiers.math.compare import Comparison, Rules, shown
 from headrace.verifiers.math.deciding import Decider
-from headrace.verifiers.math.kinds import type_problem
+from headrace.verifiers.math.kinds import as_set, type_problem
 from headrace.verifiers.math.reading import Reading, read
+from headrace.verifiers.math.regions import region_of
 from headrace.verifiers.math.spelling import choice_of, unwrap
 from headrace.verifiers.math.tree import Refused, Symbol, Unreadable
 
@@ -38,11 +39,22 @@ def read_gold(text: str, rules: Rules) -> Reading:
     except Unreadable as reason:
         msg = f"cannot be read as {_wanted(rules)}: {reason}"
         raise UnreadableGold(msg) from reason
-    problem = type_problem(gold, rules.answer_type)
+    problem = type_problem(gold, rules.answer_type) or _region_problem(gold, rules)
     if problem is not None:
         msg = f"is not of its answer type: {problem}"
         raise UnreadableGold(msg)
     return gold
+
+
+def _region_problem(gold: Reading, rules: Rules) -> str | None:
+    if rules.answer_type != "interval":
+        return None
+    try:
+        for item in gold.items:
+            region_of(as_set(item.value))
+    except Unreadable as reason:
+        return str(reason)
+    return None
 
 
 def judge(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> Judgement:

@@ -96,13 +96,18 @@ class _Parser(Cursor):
         return terms[0] if len(terms) == 1 else sum_of(terms)
 
     def _signed(self, read: Callable[[], Value]) -> Value:
-        """Read signs and what follows them."""
-        signs = []
+        """Read signs and what follows them; two minus signs are none."""
+        names: list[str] = []
         while sign := self.take("operator", *_SIGNED):
-            signs.append(_SIGNED[sign.text])
+            name = _SIGNED[sign.text]
+            if name == "neg" and names[-1:] == ["neg"]:
+                names.pop()
+            elif name is not None:
+                names.append(name)
+                self.chain()
         value = read()
-        for name in reversed(signs):
-            value = value if name is None else each(value, partial(_operation, name))
+        for name in reversed(names):
+            value = each(value, partial(_operation, name))
         return value
 
     def _product(self) -> Value:
@@ -129,6 +134,8 @@ class _Parser(Cursor):
             return not self._bar_closes
         if self.at_a("command"):
             return self.token.text not in {"\\\\", "circ", "degree", "prime"}
+        if self.at_a("environment"):
+            return self.token.text.startswith("begin")
         return self.token.kind in {"letter", "constant", "function", "open"}
 
     def _factor(self) -> Value:
@@ -316,10 +323,6 @@ class _Parser(Cursor):
             value = Operation(opener, (tree_of(self._inside(self._sum)),))
             self.need("close", opener)
             return value
-        if opener == "|":
-            self.at -= 1
-            self.tokens[self.at] = Token("bar", "|")
-            return Operation("abs", (self._until_bar(),))
         if opener in {"\\{", "{"}:
             return self._braced("\\}" if opener == "\\{" else "}")
         return self._bracketed(opener)

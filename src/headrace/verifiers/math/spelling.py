@@ -40,7 +40,8 @@ _RATIO = re.compile(r"\w+(?:\.\d+)?(?:\s*:\s*\w+(?:\.\d+)?)+")
 _COLON = re.compile(r"\\colon(?![A-Za-z])")
 _OUTER_OPEN = re.compile(r"\s*\]([^\[\]]*)\[\s*")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
-_SPACE = re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~")
+# Not the last sign of a row's end and what comes behind it.
+_SPACE = re.compile(r"(?<!\\)\\[,;:> ]|\\q?quad(?![A-Za-z])|~")
 _SPACED = re.compile(r"(?<![\d.,^_])(?<!\d\s)\d{1,3}(?:\s\d{3})+(?!\s*[\d/^!_])")
 _SEPARATOR_TEXT = re.compile(
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])"
@@ -50,7 +51,9 @@ _WORD = r"[A-Za-z][A-Za-z. ]*[A-Za-z]|[A-Za-z]"
 _EXPONENT = r"(\s*\^\s*\{?\s*[23]\s*\}?)?"
 _TEXT_UNIT = re.compile(rf"\\(?:{_TEXT_NAMES})\s*\{{\s*({_WORD})\s*\.?\s*\}}{_EXPONENT}\s*\Z")
 _BARE_UNIT = re.compile(
-    r"(?<=[\d})])(\s*)([A-Za-z]{2,}(?:\s[A-Za-z]{2,})*|(?<=\s)[mgsLhNJWKCF])" + _EXPONENT + r"\s*\Z"
+    r"(?:(?<=[\d})])|(?<=\\pi))(\s*)([A-Za-z]{2,}(?:\s[A-Za-z]{2,})*|(?<=\s)[mgsLhNJWKCF])"
+    + _EXPONENT
+    + r"\s*\Z"
 )
 _MARK_UNIT = re.compile(
     r"\s*(\\?%|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))\s*(?:\\(?:text|mathrm)\{\s*)?(C|F)?\}?\s*\Z"
@@ -77,6 +80,7 @@ _CHOICE = re.compile(
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])(?=[.):,]|\s*\Z))[.):,]?\s*(.*)",
     re.IGNORECASE | re.DOTALL,
 )
+_CHOICE_LETTER = re.compile(r"([A-Z])\s*[.)]")
 _ANOTHER_CHOICE = re.compile(
     r"\(\s*[A-Z]\s*\)|(?<![A-Za-z])[A-Z][.):]|(?<![A-Za-z])(?:or|and)(?![A-Za-z])"
 )
@@ -118,6 +122,8 @@ def unwrap(text: str) -> str:
     # "$5" is money; two dollars around a part of the text are LaTeX.
     text = _LONE_DOLLAR.sub(r"\1\\$", text) if text.count("$") == 1 else text
     text = _DELIMITER.sub(" ", text)
+    if lone := _CHOICE_LETTER.fullmatch(text.strip()):
+        return lone[1]
     only = TEXT_GROUP.fullmatch(text.strip())
     return only[1].strip() if only and not _WORDY.fullmatch(only[1]) else text
 
@@ -190,7 +196,7 @@ def split_values(text: str, *, grouped: bool) -> tuple[list[str], str]:
             position = end + 1
             continue
         piece = _piece(text, position)
-        depth += (piece[-1] in "{([") - (piece[-1] in "})]" and piece != "{,}")
+        depth += _change_of_depth(piece)
         if piece in {",", ";"} and depth <= 0:
             _cut(parts, joints, ",")
         else:
@@ -203,10 +209,19 @@ def split_values(text: str, *, grouped: bool) -> tuple[list[str], str]:
 
 
 def _piece(text: str, position: int) -> str:
-    r"""Return the character there, or ``\\{`` or ``{,}``, which are one sign."""
-    if text.startswith("{,}", position):
-        return "{,}"
+    r"""Return the character there, or ``\\{``, ``\\langle`` or ``{,}``, which are one sign."""
+    for sign in ("{,}", "\\langle", "\\rangle"):
+        if text.startswith(sign, position):
+            return sign
     return text[position : position + (2 if text[position] == "\\" else 1)]
+
+
+def _change_of_depth(piece: str) -> int:
+    if piece == "{,}":
+        return 0
+    opens = piece[-1] in "{([" or piece == "\\langle"
+    closes = piece[-1] in "})]" or piece == "\\rangle"
+    return opens - closes
 
 
 def _cut(parts: list[str], joints: list[str], joint: str) -> None:

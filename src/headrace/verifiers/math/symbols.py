@@ -102,7 +102,6 @@ OPENERS = {
     "langle": "<",
     "lfloor": "floor",
     "lceil": "ceil",
-    "lvert": "|",
     "lbrack": "[",
     "lparen": "(",
 }
@@ -115,11 +114,10 @@ CLOSERS = {
     "rangle": ">",
     "rfloor": "floor",
     "rceil": "ceil",
-    "rvert": "|",
     "rbrack": "]",
     "rparen": ")",
 }
-BARS = frozenset(("|", "vert", "\\|", "Vert", "mid"))
+BARS = _words("| vert \\| Vert mid lvert rvert lVert rVert")
 SPACES = _words(
     "\\, \\; \\: \\! \\> quad qquad displaystyle textstyle limits nolimits left right middle "
     "thinspace space phantom hfill"

@@ -34,9 +34,13 @@ _NAMES = {
     "deg": "degree",
     "radian": "rad",
     "percent": "%",
-    "kmph": "km h^-1",
-    "kph": "km h^-1",
-    "mph": "mi h^-1",
+    "kmph": "h^-1 km",
+    "kph": "h^-1 km",
+    "mph": "h^-1 mi",
+    "day": "day",
+    "week": "week",
+    "month": "month",
+    "year": "year",
     "kilo": "kg",
     "ton": "t",
     "tonne": "t",
@@ -217,9 +221,10 @@ def _one(name: str) -> tuple[Fraction, _Dimensions]:
 
 
 def is_known(unit: str) -> bool:
-    """Whether the canonical name of a unit is in the tables."""
-    name = unit.partition("^")[0]
-    if " " in name or name in {"degree", "%"}:
-        return name.split()[0] in _OTHERS or name in {"degree", "%"}
+    """Whether every unit in a canonical name is in the tables."""
+    return all(_is_known(part.partition("^")[0]) for part in unit.split())
+
+
+def _is_known(name: str) -> bool:
     is_prefixed = name[:1] in _PREFIXES and name[1:] in _BASE
-    return name in _OTHERS or name in _BASE or is_prefixed
+    return name in _OTHERS or name in _BASE or is_prefixed or name in {"degree", "month", "year"}
