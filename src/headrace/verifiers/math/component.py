@@ -103,14 +103,12 @@ class MathComponent:
         return self._config.answer_type if declared is None else str(declared)
 
     def explain(self, answer: str, completion: str) -> list[str]:
-        """Return how a verdict comes about, a line for each step up to the comparison."""
-        rules = self._rules[self._config.answer_type]
+        """Return how a verdict comes about, a line a step; the last one says who decides."""
         text = find_answer(completion, self._config.extract)
-        lines = [f"extract = {self._config.extract!r}: {shown(text)}"]
-        if text is None:
+        lines = [f"extract = {self._config.extract!r} finds {shown(text)}"]
+        if text is None or not text.strip():
             return lines
-        lines += [f"answer_type = {rules.answer_type!r}, units = {rules.units!r}"]
-        return lines + explain(answer, text, rules)
+        return lines + explain(answer, text, self._rules[self._config.answer_type])
 
     async def close(self) -> None:
         """End the processes."""

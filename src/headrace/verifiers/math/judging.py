@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.verifiers.math.compare import Comparison, Rules, shown
-from headrace.verifiers.math.deciding import Decider
+from headrace.verifiers.math.deciding import Decider, ExactDecider, NeedsAlgebra
 from headrace.verifiers.math.kinds import as_set, type_problem
 from headrace.verifiers.math.reading import Reading, read
 from headrace.verifiers.math.regions import region_of
@@ -74,14 +74,32 @@ def judge(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> Ju
 
 
 def explain(gold_text: str, answer_text: str, rules: Rules) -> list[str]:
-    """Return what was read on either side, a line each."""
+    """Return how a judgement comes about, a line a step. Raises UnreadableGold."""
     gold = read_gold(gold_text, rules)
-    lines = [f"expected: {gold.text!r} is read as {shown(gold)}"]
+    within = f"{rules.tolerance.absolute} absolute and {rules.tolerance.relative} relative"
+    declared = f"answer type {rules.answer_type}, units {rules.units}, tolerance {within}"
+    lines = [declared, *_steps("expected", gold_text, gold)]
     try:
-        answer = _answer(gold, answer_text, rules)
+        lines += _steps("answer", answer_text, _answer(gold, answer_text, rules))
+        judgement = judge(gold_text, answer_text, rules, ExactDecider(rules.tolerance))
     except Unreadable as reason:
         return [*lines, f"answer: {answer_text!r} cannot be read: {reason}"]
-    return [*lines, f"answer: {answer.text!r} is read as {shown(answer)}"]
+    except NeedsAlgebra:
+        return [*lines, "fractions cannot tell: a grading process decides by balls"]
+    return [*lines, f"decided without algebra: {judgement.rule}: {_word(judgement)}"]
+
+
+def _steps(who: str, given: str, reading: Reading) -> list[str]:
+    lines = [f"{who}: {given!r}"]
+    if reading.text != given:
+        lines.append(f"{who} without markup: {reading.text!r}")
+    if reading.unified not in {"", reading.text}:
+        lines.append(f"{who} with one spelling for each sign: {reading.unified!r}")
+    return [*lines, f"{who} is read as: {shown(reading)}"]
+
+
+def _word(judgement: Judgement) -> str:
+    return "right" if judgement.right else "wrong"
 
 
 def _answer(gold: Reading, text: str, rules: Rules) -> Reading:

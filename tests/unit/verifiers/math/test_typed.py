@@ -222,3 +222,21 @@ def test_what_has_no_value_is_no_expected_answer() -> None:
             assert component.answer_problem(gold, {}) is None
     finally:
         component.pool.close_blocking()
+
+
+def test_an_explanation_has_every_step_from_the_completion_to_who_decides() -> None:
+    component = MathComponent(MathConfig(kind="math"))
+    lines = component.explain(r"\dfrac{1}{2} cm", r"So \boxed{0.5\,\text{cm}}")
+    assert lines == [
+        r"extract = 'answer' finds '0.5\\,\\text{cm}'",
+        "answer type auto, units same, tolerance 0 absolute and 0 relative",
+        r"expected: '\\dfrac{1}{2} cm'",
+        "expected is read as: div(1, 2) [cm]",
+        r"answer: '0.5\\,\\text{cm}'",
+        r"answer with one spelling for each sign: '0.5 \\text{cm}'",
+        "answer is read as: 1/2 [cm]",
+        "decided without algebra: same expression: right",
+    ]
+    assert "by balls" in component.explain(r"\sqrt2", "1.41")[-1]
+    assert "cannot be read" in component.explain("5", "5 +")[-1]
+    assert component.pool.pids == ()
