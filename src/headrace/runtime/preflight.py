@@ -41,7 +41,7 @@ from headrace.runtime.engines import missing_engine
 from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign_problems
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.remote_verifiers import remote_findings
-from headrace.runtime.verifier_checks import check_component
+from headrace.runtime.verifier_checks import check_component, isolation_note
 from headrace.types import Message, SamplingParams
 from headrace.verifiers import AnswerCheck, answer_checker, needs_answer, row_tasks
 
@@ -118,6 +118,10 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
     for name, component in config.verifier.components.items():
         with _collect(found):
             check_component(name, component)
+    if recipe.knows("verifier"):
+        with _collect(found):
+            note = isolation_note(config.verifier)
+            found.notes += () if note is None else (note,)
     if config.verifier.remote is not None and recipe.knows("verifier"):
         problems, notes = remote_findings(config.verifier.remote, os.environ)
         found.problems += problems

@@ -6,11 +6,13 @@ import importlib.util
 import os
 
 from headrace.config import (
+    CodeConfig,
     ComponentConfig,
     FunctionConfig,
     JudgeConfig,
     RewardModelConfig,
     RubricConfig,
+    VerifierConfig,
 )
 from headrace.config.sglang_rules import is_api_key
 from headrace.errors import ConfigError
@@ -29,6 +31,29 @@ def check_component(name: str, component: ComponentConfig) -> None:
             _check_judge(where, component)
         case _:
             return
+
+
+def isolation_note(config: VerifierConfig) -> str | None:
+    """Try the sandbox of this machine and return how it isolates; None where nothing needs it.
+
+    Raises ConfigError where code cannot be isolated as asked, or in a language that is not known.
+    """
+    parts = {name: c for name, c in config.components.items() if isinstance(c, CodeConfig)}
+    if not parts or config.remote is not None:
+        return None
+    known = ("python", *config.sandbox.languages)
+    problems = [
+        f'verifier.components.{name}.language = "{part.language}": must be one of '
+        f"{', '.join(known)}; verifier.sandbox.languages adds others"
+        for name, part in parts.items()
+        if part.language not in known
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    from headrace.verifiers.sandbox.tiers import choose_tier  # noqa: PLC0415 - needs Linux
+
+    tier = choose_tier(config.sandbox)
+    return f"programs of completions run in isolation of the tier {tier.value} (docs/SANDBOX.md)"
 
 
 def _check_function(where: str, component: FunctionConfig) -> None:

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
         check_answer,
         needs_answer,
         row_tasks,
+        runs_code,
         verify_completion,
     )
+    from headrace.verifiers.executors import build_executor
+    from headrace.verifiers.explaining import explain_completion
     from headrace.verifiers.function import check_function
     from headrace.verifiers.numbers import parse_number
     from headrace.verifiers.reward_model import check_reward_model
@@ -32,20 +35,25 @@ __all__ = [
     "AnswerCheck",
     "WeightedVerifier",
     "answer_checker",
+    "build_executor",
     "build_verifier",
     "check_answer",
     "check_function",
     "check_reward_model",
+    "explain_completion",
     "needs_answer",
     "parse_number",
     "row_tasks",
+    "runs_code",
     "verify_completion",
 ]
 
 _ELSEWHERE = {
     "WeightedVerifier": "weighted",
+    "build_executor": "executors",
     "check_function": "function",
     "check_reward_model": "reward_model",
+    "explain_completion": "explaining",
     "parse_number": "numbers",
 }
 

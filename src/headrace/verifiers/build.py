@@ -31,6 +31,7 @@ from headrace.verifiers.code.component import CodeComponent
 from headrace.verifiers.code.rows import RowTasks
 from headrace.verifiers.component import Component, RolloutComponent
 from headrace.verifiers.exact import ExactComponent
+from headrace.verifiers.executors import build_executor
 from headrace.verifiers.format import FormatComponent
 from headrace.verifiers.function import FunctionComponent
 from headrace.verifiers.language import LanguageComponent
@@ -51,11 +52,14 @@ _DEFAULT_WINDOW = 64
 def build_verifier(
     config: VerifierConfig, *, window: int = _DEFAULT_WINDOW, executor: Executor | None = None
 ) -> WeightedVerifier:
-    """Return the verifier of a run; it starts no process before the first completion.
+    """Return the verifier of a run; it leaves no process running before the first completion.
 
     ``window``: rollouts of one whole batch, over which ``max_failed_share`` is taken. ``executor``
-    runs programs that completions hold. Raises ConfigError where one is needed and there is none.
+    runs the programs that completions hold; None takes the one that ``config`` names, where some
+    component needs one. Raises ConfigError where that cannot be.
     """
+    if executor is None and runs_code(config):
+        executor = build_executor(config)
     components = {
         name: WeightedComponent(
             component=_build_component(component, executor),
@@ -79,6 +83,11 @@ def build_verifier(
 def needs_answer(config: VerifierConfig) -> bool:
     """Whether some component compares with an expected answer."""
     return any(_compares(component) for component in config.components.values())
+
+
+def runs_code(config: VerifierConfig) -> bool:
+    """Whether some component runs programs that completions hold."""
+    return any(isinstance(part, CodeConfig) for part in config.components.values())
 
 
 def row_tasks(config: VerifierConfig) -> RowTasks | None:
@@ -184,7 +193,8 @@ def _build_component(  # noqa: C901 - one branch for each kind
         case FunctionConfig():
             built = FunctionComponent(config)
         case CodeConfig():
-            built = _build_code(config, executor)
+            assert executor is not None, "made above for a config that runs code"
+            built = CodeComponent(config, executor)
         case FormatConfig():
             built = FormatComponent(config)
         case LengthConfig():
@@ -198,13 +208,6 @@ def _build_component(  # noqa: C901 - one branch for each kind
         case _:
             assert_never(config)
     return built
-
-
-def _build_code(config: CodeConfig, executor: Executor | None) -> Component:
-    if executor is None:
-        msg = 'kind = "code" needs a sandbox, and there is none here'
-        raise ConfigError(msg)
-    return CodeComponent(config, executor)
 
 
 def _build_judge(config: JudgeConfig | RubricConfig) -> Component:

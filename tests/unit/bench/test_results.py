@@ -34,7 +34,6 @@ def test_every_benchmark_of_the_design_is_there_under_its_name() -> None:
         "quickstart",
         "smollm2",
         "step",
-        "verify",
         "learn",
         "mismatch",
         "generate",

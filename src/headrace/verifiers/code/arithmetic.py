@@ -105,6 +105,11 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.RShift: operator.rshift,
 }  # fmt: skip
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda one, other: one in other, ast.NotIn: lambda one, other: one not in other,
+}  # fmt: skip
 _FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -156,11 +161,29 @@ class _Evaluation:
                 | ast.GeneratorExp(elt=element, generators=generators)
             ):
                 return self._comprehension(element, generators)
+            case ast.Compare() | ast.BoolOp() | ast.IfExp():
+                return self._decided(node)
             case ast.SetComp(elt=element, generators=generators):
                 return set(self._comprehension(element, generators))
             case _:
                 msg = f"an expression that is not followed: {type(node).__name__}"
                 raise UnreadableError(msg)
+
+    def _decided(self, node: ast.Compare | ast.BoolOp | ast.IfExp) -> Value:
+        match node:
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self.value(body if self._plain(test) else orelse)
+            case ast.BoolOp(op=op, values=values):
+                found = self._plain(values[0])
+                for value in values[1:]:
+                    if bool(found) is isinstance(op, ast.Or):
+                        break
+                    found = self._plain(value)
+                return found
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                values = [self._plain(part) for part in (left, *others)]
+                pairs = zip(ops, values, values[1:], strict=False)
+                return all(_COMPARISONS[type(op)](one, other) for op, one, other in pairs)
 
     def _plain(self, node: ast.expr) -> Value:
         return _data(self.value(node))

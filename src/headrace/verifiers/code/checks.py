@@ -68,7 +68,7 @@ def _names_under_test(tree: ast.Module, entry_point: str | None) -> Mapping[str,
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
-    unknown = called - defined - FUNCTIONS.keys()
+    unknown = called - defined - FUNCTIONS.keys() - {"print"}
     return {name: name for name in unknown} if len(unknown) == 1 else {}
 
 
@@ -116,7 +116,7 @@ class _Reader:
                 if not isinstance(statement, ast.Assert | ast.Assign):
                     self._lost = True
 
-    def _statement(self, statement: ast.stmt, scope: Scope) -> None:
+    def _statement(self, statement: ast.stmt, scope: Scope) -> None:  # noqa: C901 - one branch each
         match statement:
             case ast.Assert(test=test):
                 self._assert(test, scope)
@@ -133,7 +133,10 @@ class _Reader:
                 name in self._assertions
             ):
                 self._evalplus(out, exp, atol, scope)
-            case ast.Expr(value=ast.Constant()) | ast.Pass():
+            case ast.Expr(value=ast.Constant() | ast.Name()) | ast.Pass():
+                pass
+            case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
+                # It changes nothing that an assert could see.
                 pass
             case ast.FunctionDef(name=name):
                 # Not followed: a call of it is refused where it stands.
@@ -164,7 +167,8 @@ class _Reader:
                 value = self._value(operand, scope)
                 return _equals(value, expected=False) if isinstance(value, Subject) else not value
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
-                return _compared(operator, self._value(left, scope), self._value(right, scope))
+                found = _compared(operator, self._value(left, scope), self._value(right, scope))
+                return bool(self._value(test, scope)) if found is None else found
             case _:
                 value = self._value(test, scope)
                 if isinstance(value, Subject):
@@ -195,7 +199,8 @@ class _Reader:
         return value
 
 
-def _compared(operator: ast.cmpop, left: Value, right: Value) -> CallTest | bool:
+def _compared(operator: ast.cmpop, left: Value, right: Value) -> CallTest | None:
+    """Return the test that a comparison makes; None where it does not call the function."""
     match operator:
         case ast.Eq() | ast.Is():
             if isinstance(right, Subject):
@@ -211,10 +216,7 @@ def _compared(operator: ast.cmpop, left: Value, right: Value) -> CallTest | bool
     if any(isinstance(side, Subject | Difference | AbsoluteDifference) for side in (left, right)):
         msg = "a comparison that fixes no expected value"
         raise UnreadableError(msg)
-    if isinstance(operator, ast.Eq):
-        return bool(left == right)
-    msg = "a comparison that is not followed"
-    raise UnreadableError(msg)
+    return None
 
 
 def _equals(subject: Subject, *, expected: Value) -> CallTest:

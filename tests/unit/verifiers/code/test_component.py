@@ -81,7 +81,7 @@ def test_an_exception_is_named_by_the_last_line_of_its_trace(grade: Grade) -> No
 
 
 def test_no_expected_value_goes_where_the_program_runs(grade: Grade, executor: InProcess) -> None:
-    secret = "xyzzy-expected"  # noqa: S105 - an expected value, no password
+    secret = "xyzzy-expected"
     stdin = {"tests": [{"input": "1", "output": secret}, {"input": "2", "output": secret}]}
     call = {"test_list": [f"assert f({i}) == '{secret}'" for i in range(3)],
             "test_setup_code": "import math"}  # fmt: skip

@@ -38,8 +38,9 @@ def find(value, a, b, depth=0):
         pairs = [(value.get(k), value.get(v)) for k in ("inputs", "base_input", "plus_input")
                  for v in ("outputs", "base", "expected", "results")]
         for inputs, outputs in pairs:
-            if isinstance(inputs, list) and isinstance(outputs, list) and [a, b] in inputs:
-                return outputs[inputs.index([a, b])]
+            for given in ([a, b], "%d\\n%d" % (a, b)):
+                if isinstance(inputs, list) and isinstance(outputs, list) and given in inputs:
+                    return int(outputs[inputs.index(given)])
         value = list(value.values())
     if isinstance(value, (list, tuple)) and depth < 3:
         for item in value[:200]:
@@ -49,7 +50,7 @@ def find(value, a, b, depth=0):
     return None
 """
 
-ATTACKS: Mapping[str, str] = {
+FORGERIES: Mapping[str, str] = {
     "exits with status 0 at once": "import sys\nsys.exit(0)\n",
     "exits with status 0 when called": ("import sys\ndef add(a, b):\n    sys.exit(0)\n"),
     "leaves the process without a word": "import os\nos._exit(0)\n",
@@ -85,12 +86,12 @@ ATTACKS: Mapping[str, str] = {
         _EVERY_FRAME + _SEARCH + "def add(a, b):\n"
         "    for frame in frames():\n"
         "        held = dict(frame.f_locals)\n"
-        "        for name in ('exp', 'expected', 'results', 'outputs'):\n"
+        "        for name in ('expected', 'results', 'outputs', 'exp'):\n"
         "            value = held.get(name)\n"
-        "            if isinstance(value, int):\n"
-        "                return value\n"
         "            if isinstance(value, list) and isinstance(held.get('i'), int):\n"
         "                return value[held['i']]\n"
+        "            if isinstance(value, int):\n"
+        "                return value\n"
         "        for value in list(held.values()) + list(frame.f_globals.values()):\n"
         "            found = find(value, a, b)\n"
         "            if found is not None:\n"
@@ -103,17 +104,25 @@ ATTACKS: Mapping[str, str] = {
         "        if found is not None:\n            return found\n"
     ),
     "writes its verdict into the grader's list": (
-        _EVERY_FRAME + "for frame in frames():\n"
-        "    for name in ('result', 'results', 'details', 'stat'):\n"
-        "        held = frame.f_locals.get(name)\n"
-        "        for word in ('passed', 'pass', True):\n"
-        "            try:\n                held.append(word)\n"
-        "            except Exception:\n                pass\n"
-        "        try:\n            held.value = 1\n"
-        "        except Exception:\n            pass\n"
-        "        try:\n            held[:] = [True] * len(held)\n"
-        "        except Exception:\n            pass\n"
-        "import os\ndef add(a, b):\n    os._exit(0)\n"
+        _EVERY_FRAME + "import os\n"
+        "for frame in frames():\n"
+        "    held = frame.f_locals\n"
+        "    try:\n"
+        "        if 'metadata_list' in held:\n"
+        "            held['metadata_list'].append({})\n"
+        "            held['result'].append([True] * 4)\n"
+        "        elif 'result' in held:\n"
+        "            held['result'].append('passed')\n"
+        "        elif 'details' in held:\n"
+        "            held['details'][:] = [True] * len(held['details'])\n"
+        "            held['progress'].value = len(held['details'])\n"
+        "            held['stat'].value = 0\n"
+        "        else:\n"
+        "            continue\n"
+        "    except Exception:\n"
+        "        continue\n"
+        "    os._exit(0)\n"
+        "def add(a, b):\n    os._exit(0)\n"
     ),
     "replaces the check that runs it": (
         _EVERY_FRAME + "def add(a, b):\n    for frame in frames():\n"
