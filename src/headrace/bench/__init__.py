@@ -20,6 +20,7 @@ from headrace.bench import (
     smollm2,
     startup,
     step,
+    verify,
     vllm_peer,
 )
 from headrace.bench.result import (
@@ -41,6 +42,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         quickstart.BENCHMARK,
         smollm2.BENCHMARK,
         step.BENCHMARK,
+        verify.BENCHMARK,
         learn.BENCHMARK,
         mismatch.BENCHMARK,
         generate.BENCHMARK,

@@ -34,6 +34,7 @@ def test_every_benchmark_of_the_design_is_there_under_its_name() -> None:
         "quickstart",
         "smollm2",
         "step",
+        "verify",
         "learn",
         "mismatch",
         "generate",

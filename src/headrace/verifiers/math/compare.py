@@ -18,7 +18,6 @@ from headrace.verifiers.math.kinds import (
     differ_in_style,
     element_items,
     entries_of,
-    is_label,
     is_region,
     is_same_label,
     is_set,
@@ -50,6 +49,7 @@ from headrace.verifiers.math.tree import (
     Unreadable,
     Value,
     Words,
+    is_label,
     is_tree,
     symbols,
 )
@@ -143,12 +143,9 @@ class Comparison:
         rule = self._rules.units
         if gold.unit.startswith("base_"):
             return answer.unit in {"", gold.unit} and self._same(gold.value, answer.value)
-        if rule == "ignore" or gold.unit == answer.unit or not gold.unit:
-            return self._same(gold.value, answer.value)
-        if not answer.unit:
-            return self._same(gold.value, answer.value) or (
-                rule == "convert" and self._same_converted(gold, answer)
-            )
+        is_free = rule == "ignore" or gold.unit == answer.unit or not (gold.unit and answer.unit)
+        if is_free and self._same(gold.value, answer.value):
+            return True
         return rule == "convert" and self._same_converted(gold, answer)
 
     def _same_converted(self, gold: Item, answer: Item) -> bool:

@@ -10,11 +10,11 @@ from headrace.verifiers.math.tree import (
     Bracketed,
     Matrix,
     NamedSet,
-    Operation,
     Relation,
     SetOperation,
     Symbol,
     Value,
+    is_label,
     is_tree,
     symbols,
 )
@@ -74,19 +74,6 @@ def as_set(value: Value) -> Value:
     """Return the set behind a label; a condition such as ``x = 3`` stays."""
     behind = bare(value)
     return value if is_tree(behind) else behind
-
-
-def is_label(value: Value) -> bool:
-    """Whether a left side is but a name: ``x``, ``f(x)``, ``P(n)``, ``(x, y)``."""
-    match value:
-        case Symbol():
-            return True
-        case Operation("call", operands):
-            return all(isinstance(operand, Symbol) for operand in operands)
-        case Bracketed(_, items, _):
-            return all(isinstance(item, Symbol) for item in items)
-        case _:
-            return False
 
 
 def is_same_label(gold: Relation, answer: Relation) -> bool:

@@ -41,6 +41,8 @@ _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 _GROUP = re.compile(r"\s*\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"\s*\{\s*([a-z]+)\*?\s*\}(?:\s*\{[lcr|\s]*\})?")
 _BLACKBOARD = re.compile(r"\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))")
+_LETTER = re.compile(r"\s*([A-Za-z])")
+_LETTERS = re.compile(r"\s*([A-Za-z]+)")
 _RELATION = re.compile(r"<=|>=|=<|!=|==|[<>=]")
 _PRIMES = re.compile(r"'+")
 MAX_PRODUCT_LETTERS = 8
@@ -175,7 +177,9 @@ class _Lexer:
         if name in symbols.TEXTS:
             self._texts(name)
         elif name in symbols.ACCENTS:
-            self._accent(name)
+            self._accent(name, _LETTER)
+        elif name in symbols.PREFIXES:
+            self._accent(name, _LETTERS)
         elif name == "mathbb" and (letter := self._take(_BLACKBOARD)):
             self._emit("letter", f"mathbb {letter[1] or letter[2]}")
         elif name in {"begin", "end"} and (found := self._take(_ENVIRONMENT)):
@@ -206,8 +210,8 @@ class _Lexer:
             inner = tokenize(content)[:-1]
             self._out.extend(inner)
 
-    def _accent(self, name: str) -> None:
-        group = self._take(_GROUP) or self._take(re.compile(r"\s*([A-Za-z])"))
+    def _accent(self, name: str, letters: re.Pattern[str]) -> None:
+        group = self._take(_GROUP) or self._take(letters)
         if group is None or not group[1].strip():
             unreadable(f"\\{name} without letters")
         self._emit("letter", f"{name} {' '.join(group[1].split())}")

@@ -30,6 +30,7 @@ from headrace.verifiers.math.tree import (
     both_signs,
     is_tree,
     unreadable,
+    without_approximation,
 )
 from headrace.verifiers.numbers import parse_number
 
@@ -143,7 +144,7 @@ def _items(part: str, *, has_unit: bool) -> list[Item]:
     if words := spelling.words_of(part):
         return [Item(value=Words(words))]
     measured = spelling.split_unit(part, glued=has_unit)
-    value = parse(measured.text)
+    value = without_approximation(parse(measured.text))
     _refuse_costly(value)
     return [Item(value=one, unit=measured.unit) for one in _with_both_signs(value)]
 

@@ -80,6 +80,9 @@ _CHOICE = re.compile(
     r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])(?=[.):,]|\s*\Z))[.):,]?\s*(.*)",
     re.IGNORECASE | re.DOTALL,
 )
+_LEAD = re.compile(
+    r"(?i:approximately|approx\.|about|roughly|exactly|simply|equal to)\s+(?=[-+]?\s*[\d.\\$])"
+)
 _CHOICE_LETTER = re.compile(r"([A-Z])\s*[.)]")
 _ANOTHER_CHOICE = re.compile(
     r"\(\s*[A-Z]\s*\)|(?<![A-Za-z])[A-Z][.):]|(?<![A-Za-z])(?:or|and)(?![A-Za-z])"
@@ -122,6 +125,7 @@ def unwrap(text: str) -> str:
     # "$5" is money; two dollars around a part of the text are LaTeX.
     text = _LONE_DOLLAR.sub(r"\1\\$", text) if text.count("$") == 1 else text
     text = _DELIMITER.sub(" ", text)
+    text = _LEAD.sub("", text.strip())
     if lone := _CHOICE_LETTER.fullmatch(text.strip()):
         return lone[1]
     only = TEXT_GROUP.fullmatch(text.strip())

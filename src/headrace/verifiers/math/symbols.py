@@ -85,9 +85,9 @@ RELATIONS = {
     "gt": ">",
     "ne": "!=",
     "neq": "!=",
-    "approx": "=",
-    "simeq": "=",
-    "doteq": "=",
+    "approx": "approx",
+    "simeq": "approx",
+    "doteq": "approx",
     "coloneqq": "=",
     "in": "in",
     "equiv": "equiv",
@@ -130,6 +130,7 @@ ACCENTS = _words(
     "vec hat bar overline tilde underline widehat widetilde dot ddot overrightarrow mathcal "
     "mathscr mathfrak overleftrightarrow"
 )
+PREFIXES = _words("angle triangle")
 NAMED_SETS = frozenset("NZQRC")
 FRACTIONS = frozenset(("frac", "dfrac", "tfrac", "cfrac"))
 BINOMIALS = frozenset(("binom", "dbinom", "tbinom"))

@@ -110,7 +110,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """``1 < x <= 2``: one more side than signs. Signs: ``= != < <= > >= in equiv``."""
+    """``1 < x <= 2``: one more side than signs. Signs: ``= approx != < <= > >= in equiv``."""
 
     sides: tuple[Value, ...]
     signs: tuple[str, ...]
@@ -192,3 +192,31 @@ def _with_sign(tree: Tree, *, upper: bool) -> Tree:
         stays_plus = (tree.name == "plus_minus") == upper
         return operands[0] if stays_plus else Operation("neg", operands)
     return Operation(tree.name, operands)
+
+
+def is_label(value: Value) -> bool:
+    """Whether a left side is but a name: ``x``, ``f(x)``, ``P(n)``, ``(x, y)``."""
+    match value:
+        case Symbol():
+            return True
+        case Operation("call", operands):
+            return all(isinstance(operand, Symbol) for operand in operands)
+        case Bracketed(_, items, _):
+            return all(isinstance(item, Symbol) for item in items)
+        case _:
+            return False
+
+
+def without_approximation(value: Value) -> Value:
+    r"""Return what stands before an approximation of it: ``2/3`` of ``2/3 \approx 0.667``.
+
+    Behind a mere name it is the value: ``x \approx 0.667``.
+    """
+    if not isinstance(value, Relation) or "approx" not in value.signs:
+        return value
+    place = value.signs.index("approx")
+    sides, signs = value.sides[: place + 1], value.signs[:place]
+    if len(sides) == 1 and is_label(sides[0]):
+        exact = tuple("=" if sign == "approx" else sign for sign in value.signs)
+        return without_approximation(Relation(value.sides[:2], exact[:1]))
+    return Relation(sides, signs) if signs else sides[0]
