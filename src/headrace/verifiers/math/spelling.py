@@ -86,6 +86,7 @@ _LEAD = re.compile(
 _CHOICE_LETTER = re.compile(r"([A-Z])\s*[.)]")
 _ANOTHER_CHOICE = re.compile(
     r"\(\s*[A-Z]\s*\)|(?<![A-Za-z])[A-Z][.):]|(?<![A-Za-z])(?:or|and)(?![A-Za-z])"
+    r"|\A[\s,;/&]*[A-Z](?:[\s,;/&]+[A-Z])*\s*\Z"
 )
 
 
