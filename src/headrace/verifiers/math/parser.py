@@ -140,7 +140,6 @@ class _Parser(Cursor):
 
     def _factor(self) -> Value:
         """Read an atom with its factorials and its power."""
-        self.deeper()
         value = self._atom()
         while True:
             if self.take("operator", "!"):
@@ -152,7 +151,6 @@ class _Parser(Cursor):
             elif self.take("command", "degree"):
                 value = in_degrees(tree_of(value))
             else:
-                self.nesting -= 1
                 return value
 
     def _power(self, base: Tree) -> Tree:
@@ -181,8 +179,13 @@ class _Parser(Cursor):
             return self._name()
         return self._atom()
 
-    def _atom(self) -> Value:  # noqa: PLR0911 - one for each kind of token
-        token = self.token
+    def _atom(self) -> Value:
+        self.deeper()
+        value = self._atom_of(self.token)
+        self.nesting -= 1
+        return value
+
+    def _atom_of(self, token: Token) -> Value:  # noqa: PLR0911 - one for each kind of token
         match token.kind:
             case "number":
                 return self._number()
