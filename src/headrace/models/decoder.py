@@ -20,7 +20,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.rope import apply_rope, rope_table
+from headrace.models.layer_ops import add_and_norm, gated, rotated
+from headrace.models.rope import rope_table
 
 
 class Attention(Protocol):
@@ -161,9 +162,10 @@ class _Layer(nn.Module):
     def _transform(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention, products: Products
     ) -> Tensor:
-        mixed = self.self_attn(self.input_layernorm(hidden), cos, sin, attention, products)
-        hidden = hidden + mixed
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden), products)
+        hidden, normed = self.input_layernorm.with_residual(hidden)
+        mixed = self.self_attn(normed, cos, sin, attention, products)
+        hidden, normed = self.post_attention_layernorm.with_residual(hidden, mixed)
+        out: Tensor = hidden + self.mlp(normed, products)
         return out
 
 
@@ -196,7 +198,7 @@ class _SelfAttention(nn.Module):
         )
         if self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+        query, key = rotated(query, cos, sin), rotated(key, cos, sin)
         mixed = attention(self.index, query, key, value)
         (out,) = products(mixed.flatten(-2), (self.o_proj,))
         return out
@@ -216,7 +218,7 @@ class _Mlp(nn.Module):
 
     def forward(self, hidden: Tensor, products: Products) -> Tensor:
         gate, up = products(hidden, self.inputs())
-        (out,) = products(functional.silu(gate) * up, (self.down_proj,))
+        (out,) = products(gated(gate, up), (self.down_proj,))
         return out
 
 
@@ -229,5 +231,9 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the shape and dtype of ``hidden`` [..., size]."""
-        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+        """Return the shape of ``hidden`` [..., size]."""
+        return self.with_residual(hidden)[1]
+
+    def with_residual(self, hidden: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``hidden`` + ``delta``, and its norm; see `add_and_norm`."""
+        return add_and_norm(hidden, delta, self.weight, self.epsilon)

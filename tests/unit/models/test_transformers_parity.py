@@ -65,6 +65,8 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3-tied": Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
 }
 LENGTH = 24
+TOLERANCE = 2e-5
+"""Of logits that reach 6: some units in the last place, after sums in another order."""
 
 
 def _theirs(name: str) -> PreTrainedModel:
@@ -107,7 +109,7 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits_here(
     theirs = _theirs(name)
     theirs.save_pretrained(tmp_path, max_shard_size=max_shard_size)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (max_shard_size == "20KB")
-    assert _difference(load_decoder(tmp_path), theirs) <= 1e-5
+    assert _difference(load_decoder(tmp_path), theirs) <= TOLERANCE
 
 
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 20_000])
@@ -127,7 +129,7 @@ def test_a_checkpoint_written_here_gives_the_same_logits_in_transformers(
     reloaded, report = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
     assert not any(report.values())
     assert reloaded.dtype == torch.float32
-    assert _difference(ours, reloaded.eval()) <= 1e-5
+    assert _difference(ours, reloaded.eval()) <= TOLERANCE
 
 
 def test_ids_and_text_are_those_of_transformers_also_after_saving(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from headrace.kernels.compiled import (
     read,
     write,
 )
+from headrace.kernels.rows import inverse_rms, sigmoid
 from headrace.kernels.tiles import (
     add_products,
     read_rows,
@@ -40,12 +41,10 @@ from headrace.kernels.vectors import (
     address_of,
     copy_half,
     copy_word,
-    divide,
     exp,
     fma,
     largest,
     multiply,
-    negative,
     next_item,
     prefetch,
     read_fp32,
@@ -62,16 +61,6 @@ CACHE_LINE = 64
 
 _NEVER = np.float32(-np.inf)
 """The score of a token that is not seen. In every block that is looked at, one is."""
-
-
-@inline
-def _inverse_rms(row: int, size: int, epsilon: float) -> Any:
-    """Return 1 / rms of ``size`` fp32 numbers, in every lane."""
-    squares = splat(ZERO)
-    for column in range(0, size, LANES):
-        x = read_fp32(row + 4 * column)
-        squares = fma(x, x, squares)
-    return splat(ONE / np.sqrt(total(squares) / np.float32(size) + epsilon))
 
 
 @cache
@@ -97,7 +86,7 @@ def norm_kernel(size: int, *, storage: int) -> Kernel:
                     for column in range(0, size, LANES):
                         x = read(delta + bytes_of * (size * row + column), storage)
                         write_fp32(residual + 4 * column, add(read_fp32(residual + 4 * column), x))
-                scale = _inverse_rms(residual, size, epsilon)
+                scale = inverse_rms(residual, size, epsilon)
                 out = argument(call, 5) + bytes_of * size * row
                 for column in range(0, size, LANES):
                     x = multiply(read_fp32(residual + 4 * column), scale)
@@ -118,7 +107,6 @@ def silu_kernel(*, storage: int) -> Kernel:
     def silu(pointer: Any) -> None:
         call = address_of(pointer)
         num_rows, size = argument(call, 1), argument(call, 2)
-        one = splat(ONE)
         while True:
             first = ROWS * next_item(call)
             if first >= num_rows:
@@ -129,7 +117,7 @@ def silu_kernel(*, storage: int) -> Kernel:
                 for column in range(0, size, LANES):
                     gate = read(gates + bytes_of * column, storage)
                     up = read(gates + bytes_of * (size + column), storage)
-                    active = divide(gate, add(one, exp(negative(gate))))
+                    active = multiply(gate, sigmoid(gate))
                     write(out + bytes_of * column, multiply(active, up), storage)
 
     return kernel(silu)
@@ -160,7 +148,7 @@ def _widen(source: int, target: int, size: int, storage: int) -> None:
 @inline
 def _norm_head(head: int, size: int, weight: int, epsilon: float, storage: int) -> None:
     """Norm the fp32 numbers at ``head`` in place."""
-    scale = _inverse_rms(head, size, epsilon)
+    scale = inverse_rms(head, size, epsilon)
     for column in range(0, size, LANES):
         x = multiply(read_fp32(head + 4 * column), scale)
         x = multiply(x, read(weight + BYTES[storage] * column, storage))
