@@ -9,16 +9,14 @@ import asyncio
 from collections.abc import Iterator, Mapping
 
 import pytest
+from sandbox_lab import TIERS, make_pool, report
 
 from headrace.bench.verify_forgeries import FORGERIES, HONEST, row
-from headrace.config import CodeConfig, SandboxConfig
+from headrace.config import CodeConfig
 from headrace.types import Outcome, Prompt
 from headrace.verifiers.code.component import CodeComponent
 from headrace.verifiers.component import Score
-from headrace.verifiers.sandbox.execution import Executor, Tier
-from headrace.verifiers.sandbox.tiers import build_executor, probe
-
-TIERS = (Tier.CELL, Tier.BUBBLEWRAP, Tier.LOCK)
+from headrace.verifiers.sandbox.execution import Executor
 
 READS = {"tests": [
     {"input": f"{a} {b}\n", "output": f"{a + b}\n", "visible": a == 1}
@@ -59,12 +57,11 @@ WRITES = {
 
 @pytest.fixture(scope="module", params=TIERS, ids=[tier.value for tier in TIERS])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    report = probe(request.param)
-    if not report.works:
-        pytest.skip(f"{request.param.value}: {report.detail}")
-    executor = build_executor(SandboxConfig(tier=request.param.value, num_cells=2))
-    yield executor
-    asyncio.run(executor.close())
+    if not report(request.param).works:
+        pytest.skip(f"{request.param.value}: {report(request.param).detail}")
+    pool = make_pool(request.param, num_cells=2)
+    yield pool
+    pool.close_blocking()
 
 
 def score(sandbox: Executor, rows: Mapping[str, object], source: str, **options: object) -> Score:

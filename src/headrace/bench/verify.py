@@ -1,11 +1,11 @@
-"""`bench verify`: what verdicts cost, one part a file; each part says what it measures."""
+"""`bench verify`: what verdicts cost and what is paid for nothing, one part a file."""
 
 from __future__ import annotations
 
-from headrace.bench import verify_math
+from headrace.bench import verify_math, verify_peers
 from headrace.bench.result import Benchmark, Figures, Peers, Progress
 
-_PARTS = (verify_math.measure,)
+_PARTS = (verify_peers.measure, verify_math.measure)
 
 
 def measure(peers: Peers, progress: Progress) -> Figures:
@@ -18,7 +18,7 @@ def measure(peers: Peers, progress: Progress) -> Figures:
 
 BENCHMARK = Benchmark(
     name="verify",
-    summary="verdicts a second on math answers, beside math-verify",
+    summary="forged verdicts, beside published graders; verdicts a second, beside math-verify",
     measure=measure,
-    peers=(verify_math.PEER,),
+    peers=(verify_math.PEER, *verify_peers.PEERS),
 )
