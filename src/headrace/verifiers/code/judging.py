@@ -95,7 +95,8 @@ def _compared(test: CodeTest, execution: Execution, config: CodeConfig) -> tuple
 
 def _returned(check: CallTest, execution: Execution, config: CodeConfig) -> tuple[Outcome, str]:
     if execution.returned is None:
-        return Outcome.WRONG, f"ended with status 0 before {check.function} returned"
+        why = f"status 0, and {check.function} returned nothing that can be compared"
+        return Outcome.WRONG, f"{why}{_last_words(execution)}"
     try:
         value = canonical.decode(execution.returned, max_bytes=config.output_kib << 10)
         value = seen(value, check.views)

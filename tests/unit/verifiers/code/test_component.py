@@ -44,7 +44,7 @@ def test_a_program_that_reads_and_writes_is_compared_by_what_it_writes(grade: Gr
 def test_leaving_early_is_worth_nothing_but_after_the_right_output(grade: Grade) -> None:
     early = grade(ADD, block("import sys\nsys.exit(0)\ndef add(a, b):\n    return a + b"))
     assert (early.score.reward, early.score.outcome) == (0.0, Outcome.WRONG)
-    assert "ended with status 0 before add returned" in early.score.detail
+    assert "status 0, and add returned nothing" in early.score.detail
     assert grade(ECHO, block("print(input())\nraise SystemExit(0)")).score.reward == 1.0
     late = grade(ECHO, block("print(input())\nraise SystemExit(3)"))
     assert (late.score.reward, late.score.outcome) == (0.0, Outcome.RUNTIME)
