@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.bench import verify_math, verify_peers
+from headrace.bench import verify_math, verify_peers, verify_remote
 from headrace.bench.result import Benchmark, Figures, Peers, Progress
 
-_PARTS = (verify_peers.measure, verify_math.measure)
+_PARTS = (verify_peers.measure, verify_math.measure, verify_remote.measure)
 
 
 def measure(peers: Peers, progress: Progress) -> Figures:

@@ -21,6 +21,7 @@ from headrace.cli import (
     fetch,
     inspect,
     report,
+    serve_verifiers,
     train,
     verify,
 )
@@ -64,6 +65,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("serve-verifiers")(serve_verifiers.serve_verifiers)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)
 app.command("fetch")(fetch.fetch)

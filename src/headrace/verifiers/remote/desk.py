@@ -14,7 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.verifiers.remote.latencies import Latencies
 from headrace.verifiers.remote.wire import digest
@@ -152,7 +152,7 @@ class JobDesk:
         async with self._slots:
             self.counts.num_running += 1
             try:
-                execution = await self._execute(job)
+                execution = await self._execute(key, job)
             finally:
                 self.counts.num_running -= 1
         self.latencies.add(time.monotonic() - began)
@@ -164,9 +164,11 @@ class JobDesk:
         del self._open[key]
         return execution
 
-    async def _execute(self, job: Job) -> Execution:
+    async def _execute(self, key: bytes, job: Job) -> Execution:
+        # Two runs may use one id for different programs, and an executor takes an id for the work.
+        unique = replace(job, job_id=f"{job.job_id}#{key.hex()}")
         try:
-            return await self._executor.run(job)
+            return replace(await self._executor.run(unique), job_id=job.job_id)
         # The one boundary to an executor: a fault of it costs one job, not the server.
         except Exception as error:  # noqa: BLE001 - see the line above
             _LOG.exception("the executor failed")

@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,8 +74,26 @@ def serve(executor: Executor, tier: Tier, options: ServeOptions) -> None:
 
     For the main thread alone: it is the only one that Python hands signals to.
     """
+    check_certificate(options)
     with listening(options) as listener, _ends_quietly():
         asyncio.run(_serve(executor, tier, options, listener))
+
+
+def check_certificate(options: ServeOptions) -> None:
+    """Raise ConfigError where certificate and key cannot be read or do not belong together."""
+    if options.certificate is None and options.key is None:
+        return
+    where = f"--certificate {options.certificate} --key {options.key}"
+    if options.certificate is None:
+        msg = f"{where}: a key is of a certificate; give both"
+        raise ConfigError(msg)
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            options.certificate, options.key
+        )
+    except (OSError, ssl.SSLError) as error:
+        msg = f"{where}: {error}; give PEM files of one certificate and its key"
+        raise ConfigError(msg) from error
 
 
 @contextlib.contextmanager

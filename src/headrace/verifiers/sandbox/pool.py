@@ -112,6 +112,11 @@ class SandboxPool:
         return self._spec.cell.tier
 
     @property
+    def num_cells(self) -> int:
+        """Jobs that run side by side."""
+        return self._spec.num_cells
+
+    @property
     def process_ids(self) -> tuple[int, ...]:
         """The process that each living cell was started as."""
         cells = [slot.cell for slot in self._slots]

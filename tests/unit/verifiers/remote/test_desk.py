@@ -13,7 +13,7 @@ from verifier_site import FakeExecutor, job, until
 
 from headrace.verifiers.remote.desk import DeskFullError, DeskLimits, JobDesk
 from headrace.verifiers.remote.latencies import Latencies
-from headrace.verifiers.sandbox.execution import Ending, Tier
+from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Tier
 
 
 def run(work: Callable[[JobDesk, FakeExecutor], Awaitable[None]], **limits: Any) -> None:  # noqa: ANN401 - of DeskLimits
@@ -60,6 +60,23 @@ def test_another_program_under_the_same_id_is_another_job() -> None:
         assert len(executor.begun) == 4
 
     run(work)
+
+
+def test_an_executor_never_meets_one_id_for_two_programs_at_once() -> None:
+    class Strict(FakeExecutor):
+        ids: dict[str, str] = {}  # noqa: RUF012 - one instance
+
+        async def run(self, job: Job) -> Execution:
+            assert self.ids.setdefault(job.job_id, job.source) == job.source
+            return await super().run(job)
+
+    async def main() -> None:
+        desk = JobDesk(Strict(), Tier.CELL, DeskLimits(num_slots=2))
+        asked = (desk.run(job(f"sleep 0.01\nprint {n}")) for n in range(2))
+        answers = await asyncio.gather(*asked)
+        assert [(one.job_id, one.stdout) for one in answers] == [("a", b"0\n"), ("a", b"1\n")]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("source", ["infra broken", "raise"])

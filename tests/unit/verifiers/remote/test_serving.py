@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,12 @@ from headrace.config import RemoteConfig
 from headrace.errors import ConfigError
 from headrace.verifiers.remote.desk import DeskLimits
 from headrace.verifiers.remote.executor import RemoteExecutor
-from headrace.verifiers.remote.serving import ServeOptions, listening, read_token
+from headrace.verifiers.remote.serving import (
+    ServeOptions,
+    check_certificate,
+    listening,
+    read_token,
+)
 from headrace.verifiers.sandbox.execution import Ending, Execution
 
 START_SECONDS = 60.0
@@ -163,3 +169,14 @@ def test_a_token_from_two_places_or_from_none_is_refused(tmp_path: Path) -> None
         read_token(file=tmp_path / "absent", variable=None, environ={})
     with pytest.raises(ConfigError, match="--token-env T"):
         read_token(file=None, variable="T", environ={})
+
+
+def test_a_certificate_that_cannot_be_used_is_an_error_before_anything_is_bound(
+    tmp_path: Path,
+) -> None:
+    check_certificate(options())
+    file = tmp_path / "certificate.pem"
+    file.write_text("no PEM")
+    for changes in ({"certificate": file}, {"certificate": tmp_path / "absent"}, {"key": file}):
+        with pytest.raises(ConfigError, match=r"--certificate .* --key "):
+            check_certificate(replace(options(), **changes))
