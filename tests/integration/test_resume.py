@@ -44,7 +44,9 @@ def timeless(run: Path) -> list[Any]:
         line["metrics"] = {
             name: value
             for name, value in line["metrics"].items()
-            if not any(part in name for part in ("second", "/idle/", "cache/max_held_share"))
+            if not any(
+                part in name for part in ("second", "/idle/", "/slots/", "cache/max_held_share")
+            )
         }
     return lines
 

@@ -44,6 +44,8 @@ _FREE_KEYS = (
     "alarms",
 )
 """A resumed run may change these; all others would make it another run."""
+_FREE_COMPONENT_KEYS = ("url", "api_key_variable", "max_retries", "max_concurrent", "num_processes")
+"""The same of a verifier's component: where it is and how much of it there is, not what it says."""
 
 
 def fingerprint(config: RunConfig, model_directory: Path, prompts: Sequence[Prompt]) -> str:
@@ -198,10 +200,18 @@ def _binding(config: RunConfig) -> dict[str, Any]:
 def _bound(dumped: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a resumed run must keep."""
     kept = {key: value for key, value in dumped.items() if key not in _FREE_KEYS}
-    # How much memory there is, and where servers are, is not what the run is.
+    # How much memory there is, how much runs at once and where servers are is not what the run is.
     generator = dumped.get("generator", {})
     free = {"max_cache_gib", "sglang"}
     kept["generator"] = {key: generator[key] for key in generator if key not in free}
+    verifier = dumped.get("verifier", {})
+    parts = verifier.get("components", {})
+    kept["verifier"] = verifier | {
+        "components": {
+            name: {key: part[key] for key in part if key not in _FREE_COMPONENT_KEYS}
+            for name, part in parts.items()
+        }
+    }
     optimizer = dumped["learner"].get("optimizer", {})
     if optimizer.get("schedule") != "constant":
         # The schedule ends with the run: another length would be another learning rate.

@@ -59,6 +59,14 @@ def test_text_around_the_tags_may_be_allowed() -> None:
     assert form(text, tags=("think", "answer"), outside="anything").reward == 1.0
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["<answer>b</answer> <think>a</think>", "<think>a <answer>b</answer> c</think>"],
+)
+def test_tags_keep_their_order_whatever_may_stand_around_them(text: str) -> None:
+    assert form(text, tags=("think", "answer"), outside="anything").reward == 0.0
+
+
 def test_a_tag_that_the_prompt_has_opened_counts() -> None:
     options = {"tags": ("think", "answer"), "prefix": "<think>"}
     assert form("a</think><answer>b</answer>", **options).reward == 1.0

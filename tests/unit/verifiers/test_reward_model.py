@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -30,6 +32,11 @@ def tokenizer(*, template: bool, pad: bool) -> PreTrainedTokenizerFast:
     numbered = {word: n for n, word in enumerate(WORDS)}
     words = Tokenizer(models.WordLevel(numbered, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # As usual: one is added to every text, and the template writes its own.
+    begin = [("<s>", WORDS.index("<s>"))]
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=begin
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=words,
         **SPECIAL,
@@ -127,9 +134,32 @@ def test_a_model_without_a_padding_token_scores_one_text_at_a_time(tmp_path: Pat
 def test_without_a_template_prompt_and_completion_are_a_pair(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path / "model", template=False)
     (found,) = scores(directory, "is five")
-    assert found == pytest.approx(expected(directory, "two plus three is five"), abs=1e-6)
+    assert found == pytest.approx(expected(directory, "<s> two plus three is five"), abs=1e-6)
     with pytest.raises(ConfigError, match='template = "chat"'):
         load(settings(directory, template="chat"))
+
+
+def test_a_model_that_reads_both_ways_does_not_see_the_padding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=len(WORDS),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=32,
+            num_labels=1,
+        )
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    model.save_pretrained(tmp_path)
+    tokenizer(template=False, pad=True).save_pretrained(tmp_path)
+    completions = ["five", "is five", "two plus three is five"]
+    alone = [scores(tmp_path, text)[0] for text in completions]
+    assert scores(tmp_path, *completions) == pytest.approx(alone, abs=1e-5)
 
 
 def test_what_is_too_long_is_not_scored_and_costs_nobody_else(trained: Path) -> None:
