@@ -50,6 +50,7 @@ from headrace.config.remote import RemoteConfig
 from headrace.config.run import DeviceName, RunConfig
 from headrace.config.sandbox import SandboxConfig, ToolchainConfig
 from headrace.config.verifier import (
+    AnswerForm,
     AnswerType,
     ComponentConfig,
     ExactConfig,
@@ -63,6 +64,7 @@ from headrace.config.verifier import (
 
 __all__ = [
     "AlarmConfig",
+    "AnswerForm",
     "AnswerType",
     "CheckedRecipe",
     "CheckpointConfig",

@@ -33,6 +33,10 @@ UnitRule = Literal["same", "convert", "ignore"]
 """What a unit other than the expected one means."""
 
 
+AnswerForm = Literal["any", "final"]
+"""Whether an answer may leave work to its reader that the expected one has done."""
+
+
 class ExactConfig(ComponentSection):
     """Pays 1 for the expected text, character by character."""
 
@@ -74,6 +78,9 @@ class MathConfig(ComponentSection):
     answer_type_column: str | None = None
     """Column of the data that declares a row's own answer type; a row without one has
     ``answer_type``."""
+    form: AnswerForm = "any"
+    """``final``: an answer that is left to work out, such as 12*34 or 2x=10, is wrong, unless the
+    expected one is such, too; ``any``: it is right where it is equal."""
     units: UnitRule = "same"
     """``same``: an answer's unit is the expected one's, or left out; ``convert``: or one that
     converts into it; ``ignore``: whatever it is. An expected answer without a unit allows any."""

@@ -31,6 +31,7 @@ MARKUP = [
     ("The answer is 2**3", "8"),
     ("The answer is 2*3*4", "24"),
     ("**Answer: 2**3**", "8"),
+    ("Final Answer: The final answer is $4$. I hope it is correct.", "4"),
     ("**4**", "4"),
     ("*4*", "4"),
 ]

@@ -39,6 +39,7 @@ _MOST_BITS = 40_000
 _MAX_POINTS = 32
 _ENOUGH_POINTS = 8
 _SCALES = (3, 1, 12, 150)
+_MOST_WHOLE = 60
 _LEAST_POINTS = 2
 _SMALL = Fraction(1, 2**64)
 """Balls that meet are evidence when they are smaller than this share of the value."""
@@ -198,16 +199,30 @@ def _ratio_sign(gold: Tree, answer: Tree, names: Sequence[str]) -> int:
 def _points(gold: Tree, answer: Tree, names: Sequence[str]) -> Iterator[Mapping[str, Ball]]:
     """Yield values for the variables: no round numbers, both signs, small and large."""
     salt = hashlib.blake2b(repr((gold, answer)).encode(), digest_size=16).digest()
+    whole = _signs_depend_on(gold) | _signs_depend_on(answer)
     for index in range(_MAX_POINTS):
         yield {
-            name: ball_of_fraction(_coordinate(salt, name, index, place))
+            name: ball_of_fraction(_coordinate(salt, name, index, place, is_whole=name in whole))
             for place, name in enumerate(names)
         }
 
 
-def _coordinate(salt: bytes, name: str, index: int, place: int) -> Fraction:
+def _signs_depend_on(tree: Tree) -> frozenset[str]:
+    """Return the variables in exponents of negative numbers: in (-1)^n, n is a whole number."""
+    if not isinstance(tree, Operation):
+        return frozenset()
+    found = frozenset[str]().union(*map(_signs_depend_on, tree.operands))
+    if tree.name != "pow":
+        return found
+    base = value_of(tree.operands[0])
+    return found | symbols(tree.operands[1]) if base is not None and base < 0 else found
+
+
+def _coordinate(salt: bytes, name: str, index: int, place: int, *, is_whole: bool) -> Fraction:
     """Return a number: of four points in a row, two have it positive, and two variables differ."""
     digest = hashlib.blake2b(f"{index}/{name}".encode(), key=salt, digest_size=8).digest()
+    if is_whole:
+        return Fraction(digest[0] % _MOST_WHOLE + 1)
     share = Fraction(int.from_bytes(digest[:5], "big") | 1, 2**40)
     signs = (1, -1, (-1) ** place, -((-1) ** place))
     return share * signs[index % 4] * _SCALES[index // 2 % 4]

@@ -56,7 +56,7 @@ from headrace.verifiers.math.tree import (
 from headrace.verifiers.math.units import measure
 
 if TYPE_CHECKING:
-    from headrace.config import AnswerType, UnitRule
+    from headrace.config import AnswerForm, AnswerType, UnitRule
 
 _EXACT = Tolerance()
 
@@ -67,6 +67,7 @@ class Rules:
 
     answer_type: AnswerType = "auto"
     units: UnitRule = "same"
+    form: AnswerForm = "any"
     tolerance: Tolerance = _EXACT
 
     def to_json(self) -> dict[str, str]:
@@ -74,6 +75,7 @@ class Rules:
         return {
             "answer_type": self.answer_type,
             "units": self.units,
+            "form": self.form,
             "absolute": str(self.tolerance.absolute),
             "relative": str(self.tolerance.relative),
         }
@@ -84,7 +86,12 @@ class Rules:
         tolerance = Tolerance(
             absolute=Fraction(fields["absolute"]), relative=Fraction(fields["relative"])
         )
-        return cls(answer_type=fields["answer_type"], units=fields["units"], tolerance=tolerance)
+        return cls(
+            answer_type=fields["answer_type"],
+            units=fields["units"],
+            form=fields["form"],
+            tolerance=tolerance,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def _rules_of(config: MathConfig) -> dict[str, Rules]:
         absolute=Fraction(config.absolute_tolerance), relative=Fraction(config.relative_tolerance)
     )
     return {
-        name: Rules(answer_type=name, units=config.units, tolerance=tolerance)
+        name: Rules(answer_type=name, units=config.units, form=config.form, tolerance=tolerance)
         for name in get_args(AnswerType)
     }
 

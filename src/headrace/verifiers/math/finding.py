@@ -13,6 +13,8 @@ from headrace.verifiers.extract import MAX_COMPLETION_CHARS, last_boxed, without
 MAX_LINE = 1_000
 """Markup of a longer line stays: no answer is so long, and the search for pairs is quadratic."""
 _MARKER = re.compile(r"(?i:(?<![a-z])answer(?![a-z])[*_]*\s*(?:is|:|=)+\s*:?)")
+# What few-shot prompts of mathematics teach policies to say behind an answer.
+_HOPE = re.compile(r"\.?\s*I hope (?:it|this) is correct\.?\s*\Z")
 # Markdown opens before a character and closes behind one: "2*3*4" and "2**3" stay products.
 _EMPHASIS = re.compile(
     r"(?<![\w)\]}^*_\\])(\*{1,3}|_{1,3})(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![\w(*])"
@@ -52,6 +54,7 @@ def _after_marker(text: str) -> str | None:
     start = text.rfind("\n", 0, last.start()) + 1
     head, rest = text[start : last.end()], text[last.end() :]
     line, _, below = rest.partition("\n")
+    line = _HOPE.sub("", line)
     if not line.strip(" \t\r*_"):
         # "**Answer:**\n5": the answer stands below.
         return without_emphasis(below.strip().partition("\n")[0])

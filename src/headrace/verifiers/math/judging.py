@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from headrace.verifiers.math.compare import Comparison, Rules, shown
 from headrace.verifiers.math.deciding import Decider, ExactDecider, NeedsAlgebra
+from headrace.verifiers.math.finality import left_to_do
 from headrace.verifiers.math.kinds import as_set, type_problem
 from headrace.verifiers.math.reading import Reading, read
 from headrace.verifiers.math.regions import region_of
@@ -69,6 +70,9 @@ def judge(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> Ju
         if letter is not None and choice_of(unwrap(answer_text)) == letter:
             return Judgement(right=True, rule="the same choice")
         return Judgement(right=False, rule=f"unreadable: {reason}")
+    undone = left_to_do(answer) if rules.form == "final" else None
+    if undone is not None and left_to_do(gold) is None:
+        return Judgement(right=False, rule=f"not a final answer: {undone}")
     finding = Comparison(rules, decide).compare(gold, answer)
     return Judgement(right=finding.right, rule=finding.rule)
 
@@ -77,7 +81,9 @@ def explain(gold_text: str, answer_text: str, rules: Rules) -> list[str]:
     """Return how a judgement comes about, a line a step. Raises UnreadableGold."""
     gold = read_gold(gold_text, rules)
     within = f"{rules.tolerance.absolute} absolute and {rules.tolerance.relative} relative"
-    declared = f"answer type {rules.answer_type}, units {rules.units}, tolerance {within}"
+    declared = (
+        f"answer type {rules.answer_type}, units {rules.units}, form {rules.form}, within {within}"
+    )
     lines = [declared, *_steps("expected", gold_text, gold)]
     try:
         lines += _steps("answer", answer_text, _answer(gold, answer_text, rules))

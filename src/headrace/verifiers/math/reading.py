@@ -80,7 +80,7 @@ class Reading:
         return self.items[0] if len(self.items) == 1 else None
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def read(text: str, answer_type: AnswerType, *, has_unit: bool = False) -> Reading:
     """Return what ``text`` says.
 

@@ -72,6 +72,7 @@ _QUOTIENT = re.compile(
 _GLUED = re.compile(
     rf"(?<=[\d}}])\s*({_UNIT_IN_QUOTIENT}(?:\s*(?:/|\bper\b)\s*{_UNIT_IN_QUOTIENT})*)\s*\Z"
 )
+_MAX_UNIT_CHARS = 80
 _NOUN_LETTERS = 4
 """A word of so many letters behind a number and a space is what was counted, and no product."""
 _NOUNS = frozenset(("men", "day", "cup", "box", "car", "pie", "egg", "pen", "way", "kid", "boy"))
@@ -277,17 +278,22 @@ def _trailing_unit(text: str, *, glued: bool) -> Measured:
         # Not a number of its own: 101_2 is compared with other numbers of that base.
         return Measured(text=_digits(base[1]), unit=f"base_{base[2] or base[3]}")
     plain = TEXT_GROUP.sub(r" \1 ", text)
-    if unit := (_GLUED if glued else _QUOTIENT).search(plain):
+    if unit := _in_tail(_GLUED if glued else _QUOTIENT, plain):
         return Measured(text=plain[: unit.start()], unit=units.quotient_name(unit[1]))
-    mark = _MARK_UNIT.search(text)
+    mark = _in_tail(_MARK_UNIT, text)
     if mark and (("%" in mark[1]) or _is_one_angle(text)):
         sign = "%" if "%" in mark[1] else "degree"
         return Measured(text=text[: mark.start()], unit=sign + (mark[2] or ""))
-    if unit := _TEXT_UNIT.search(text):
+    if unit := _in_tail(_TEXT_UNIT, text):
         return Measured(text=text[: unit.start()], unit=units.unit_name(unit[1], unit[2]))
-    if (unit := _BARE_UNIT.search(text)) and _is_unit_word(unit[2], spaced=unit[1] != ""):
+    if (unit := _in_tail(_BARE_UNIT, text)) and _is_unit_word(unit[2], spaced=unit[1] != ""):
         return Measured(text=text[: unit.start()], unit=units.unit_name(unit[2], unit[3]))
     return Measured(text=text)
+
+
+def _in_tail(unit: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Search for a unit where the text ends: over all of it the time would be quadratic."""
+    return unit.search(text, max(0, len(text) - _MAX_UNIT_CHARS))
 
 
 def _digits(digits: str) -> str:

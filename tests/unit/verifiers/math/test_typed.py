@@ -127,6 +127,37 @@ UNITS: list[tuple[UnitRule, str, str, bool]] = [
     ("same", "5 m", "500 cm", False),
 ]
 
+FINAL: list[tuple[str, str, bool]] = [
+    ("408", "408", True),
+    ("408", "12*34", False),
+    ("408", r"12\cdot34 = 408", True),
+    ("408", "x = 408", True),
+    ("8", "2^3", False),
+    ("120", "5!", False),
+    ("10", r"\binom{5}{2}", False),
+    ("2", r"\sqrt{4}", False),
+    ("-7", "-7.0", True),
+    ("1/2", r"\frac{-1}{-2}", False),
+    ("-1/2", r"\frac{-1}{2}", True),
+    ("7/3", r"2\frac13", True),
+    ("30000", r"3\times10^4", True),
+    ("1/1024", "2^{-10}", False),
+    (r"2\sqrt3", r"\sqrt{12}", True),
+    (r"2\sqrt3", r"(1+1)\sqrt3", False),
+    (r"6\sqrt2", r"2\cdot3\sqrt2", False),
+    (r"\frac{1+\sqrt5}{2}", r"\frac12+\frac{\sqrt5}{2}", True),
+    ("x^2-1", "(x-1)(x+1)", True),
+    ("x+5", "x+2+3", False),
+    ("x=5", "2x=10", False),
+    ("x=5", "5=x", True),
+    ("x>2", "2x>4", False),
+    ("2x+y=3", "4x+2y=6", True),
+    ("2^{100}", "2^{100}", True),
+    ("2^{100}", "4^{50}", True),
+    ("1,2", "1, 1+1", False),
+    ("(0,2)", r"(0,\sqrt4)", False),
+]
+
 TOLERANCES: list[tuple[str, str, Fraction, Fraction, bool]] = [
     (r"\pi", "3.14159265", Fraction(0), Fraction(1, 10**6), True),
     (r"\pi", "3.14159265", Fraction(0), Fraction(1, 10**12), False),
@@ -163,6 +194,14 @@ def test_units_count_as_declared(
     units: UnitRule, gold: str, answer: str, *, expected: bool
 ) -> None:
     assert right(gold, answer, Rules(units=units)) == expected
+
+
+@pytest.mark.parametrize(("gold", "answer", "expected"), FINAL)
+def test_where_the_form_counts_saying_the_task_again_is_wrong(
+    gold: str, answer: str, *, expected: bool
+) -> None:
+    assert right(gold, answer, Rules(form="final")) == expected
+    assert right(gold, answer, Rules())
 
 
 @pytest.mark.parametrize(("gold", "answer", "absolute", "relative", "expected"), TOLERANCES)
@@ -241,7 +280,7 @@ def test_an_explanation_has_every_step_from_the_completion_to_who_decides() -> N
     lines = component.explain(r"\dfrac{1}{2} cm", r"So \boxed{0.5\,\text{cm}}")
     assert lines == [
         r"extract = 'answer' finds '0.5\\,\\text{cm}'",
-        "answer type auto, units same, tolerance 0 absolute and 0 relative",
+        "answer type auto, units same, form any, within 0 absolute and 0 relative",
         r"expected: '\\dfrac{1}{2} cm'",
         "expected is read as: div(1, 2) [cm]",
         r"answer: '0.5\\,\\text{cm}'",
