@@ -29,7 +29,7 @@ from headrace.errors import ConfigError
 from headrace.types import Prompt, Rollout, RolloutGroup, SamplingParams, Verdict
 from headrace.verifiers.code.component import CodeComponent
 from headrace.verifiers.code.rows import RowTasks
-from headrace.verifiers.component import Component, RolloutComponent
+from headrace.verifiers.component import Component, Measured, RolloutComponent
 from headrace.verifiers.exact import ExactComponent
 from headrace.verifiers.executors import build_executor
 from headrace.verifiers.format import FormatComponent
@@ -77,7 +77,12 @@ def build_verifier(
         pass_threshold=config.pass_threshold,
         max_failed_share=config.max_failed_share,
         window=window,
+        measured=_measured(executor),
     )
+
+
+def _measured(executor: object) -> tuple[Measured, ...]:
+    return (executor,) if isinstance(executor, Measured) else ()
 
 
 def needs_answer(config: VerifierConfig) -> bool:

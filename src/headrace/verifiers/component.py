@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, assert_never, runtime_checkable
 
@@ -62,6 +63,15 @@ class Slotted(Protocol):
     @property
     def slots(self) -> Slots:
         """The places and their figures."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """What can say how it is used, such as the pool of a sandbox."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return counts and latencies since the start, by the names of metrics."""
         ...
 
 

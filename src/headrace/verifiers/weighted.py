@@ -15,19 +15,21 @@ import logging
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import VerifierFailure
 from headrace.types import MAX_REWARD, Outcome, Prompt, Rollout, RolloutGroup, Verdict
 from headrace.verifiers.answer_times import AnswerTimes
-from headrace.verifiers.component import Component, RolloutComponent, Score, Slotted
+from headrace.verifiers.component import Component, Measured, RolloutComponent, Score, Slotted
 from headrace.verifiers.slots import SlotFigures, slot_metrics
 from headrace.verifiers.suspicions import suspicions
 
 _LOG = logging.getLogger(__name__)
 _ROUNDING = 1e-9
 """0.1 + 0.2 + 0.7 reaches a threshold of 1: nobody else may compare a reward with it."""
+_SEARCHED_AT_ONCE = 10_000
+"""Characters that are searched in a few milliseconds."""
 _WORST_FIRST = (
     Outcome.INFRA,
     Outcome.VIOLATION,
@@ -71,8 +73,13 @@ class WeightedVerifier:
         pass_threshold: float,
         max_failed_share: float,
         window: int,
+        measured: Sequence[Measured] = (),
     ) -> None:
-        """``window``: rollouts of one batch; the share of failures is of the last so many."""
+        """``window``: rollouts of one batch; the share of failures is of the last so many.
+
+        ``measured``: what components share, and whose figures are therefore told once.
+        """
+        self._measured = tuple(measured)
         self._components = dict(components)
         order = graphlib.TopologicalSorter({n: part.gates for n, part in components.items()})
         self._gates_first = tuple(order.static_order())
@@ -95,15 +102,15 @@ class WeightedVerifier:
         for rollout_scores in scores:
             self._count(rollout_scores)
         self._check_failures()
+        noted = await _suspicions(group)
         return tuple(
-            self._verdict(rollout_scores, suspicions(rollout.text, group.prompt.text))
-            for rollout, rollout_scores in zip(group.rollouts, scores, strict=True)
+            self._verdict(scored, labels) for scored, labels in zip(scores, noted, strict=True)
         )
 
     def metrics(self) -> Mapping[str, float]:
         """Return how long each kind of component took, and how busy its places were.
 
-        Of the time since the last call.
+        Of the time since the last call; a sandbox's own figures are since its start.
         """
         figures: defaultdict[str, list[SlotFigures]] = defaultdict(list)
         for part in self._components.values():
@@ -112,6 +119,8 @@ class WeightedVerifier:
         found = self._times.take()
         for kind, of_kind in figures.items():
             found |= slot_metrics(f"verifier/kind/{kind}", of_kind)
+        for shared in self._measured:
+            found |= shared.statistics()
         return found
 
     async def close(self) -> None:
@@ -201,6 +210,14 @@ class WeightedVerifier:
             f"(verifier.max_failed_share = {self._max_failed_share:g}); the first: {detail}"
         )
         raise VerifierFailure(f"{msg}\n{traceback}".rstrip())
+
+
+async def _suspicions(group: RolloutGroup) -> list[tuple[str, ...]]:
+    """Return the labels of each rollout's text; long ones are searched beside the event loop."""
+    prompt, texts = group.prompt.text, [rollout.text for rollout in group.rollouts]
+    if sum(map(len, texts)) <= _SEARCHED_AT_ONCE:
+        return [suspicions(text, prompt) for text in texts]
+    return await asyncio.to_thread(lambda: [suspicions(text, prompt) for text in texts])
 
 
 def _why_not(scores: Collection[Score]) -> Outcome:

@@ -173,6 +173,21 @@ def test_what_was_asked_is_timed_by_kind_and_what_was_not_is_not() -> None:
     assert verifier.metrics() == {}
 
 
+def test_what_components_share_tells_its_figures_once() -> None:
+    class Sandbox:
+        def statistics(self) -> dict[str, float]:
+            return {"verifier/sandbox/queue_depth": 3.0}
+
+    verifier = WeightedVerifier(
+        {"x": part(Paying(1.0))},
+        pass_threshold=1.0,
+        max_failed_share=0.5,
+        window=1000,
+        measured=(Sandbox(),),
+    )
+    assert verifier.metrics() == {"verifier/sandbox/queue_depth": 3.0}
+
+
 def test_a_stuck_component_costs_its_own_rollout_and_nothing_else() -> None:
     class Stuck(Paying):
         async def score(self, prompt: Prompt, completion: str) -> Score:
