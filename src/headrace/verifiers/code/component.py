@@ -34,6 +34,8 @@ from headrace.verifiers.sandbox.execution import (
 
 _MAX_TASKS = 32
 """Tasks kept as read, those of the groups that are being scored; rows stay packed as they came."""
+VISIBLE_ONLY = "passes_visible_only"
+"""Label of a program that passes every visible test and none of those held out that were run."""
 _THREAD_BYTES = 1 << 15
 """A longer result is compared on a thread, so that nobody else waits for it."""
 
@@ -236,7 +238,18 @@ def _score(results: Sequence[TestResult], tests: Sequence[CodeTest], config: Cod
         detail += f"; test {first.test.test_id}: {first.outcome}: {first.detail}"
     tiers = ", ".join(sorted({result.tier for result in results}))
     outcome = failed[0].outcome if failed else Outcome.PASS
-    return Score(outcome=outcome, reward=reward, detail=f"{detail} [{tiers}]")
+    return Score(
+        outcome=outcome, reward=reward, detail=f"{detail} [{tiers}]", labels=_labels(results)
+    )
+
+
+def _labels(results: Sequence[TestResult]) -> tuple[str, ...]:
+    """Note a program that knows what the prompt shows and nothing else; a hint, not a proof."""
+    visible = [result.passed for result in results if result.test.visible]
+    heldout = [result for result in results if not result.test.visible]
+    wrong = any(result.outcome is Outcome.WRONG for result in heldout)
+    only = bool(visible) and all(visible) and wrong and not any(r.passed for r in heldout)
+    return (VISIBLE_ONLY,) if only else ()
 
 
 def _reward(results: Sequence[TestResult], tests: Sequence[CodeTest], config: CodeConfig) -> float:

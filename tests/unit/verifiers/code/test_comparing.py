@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.verifiers.code.comparing import Rule, same_output, same_value, seen
 from headrace.verifiers.code.task import Tolerance, View
+from headrace.verifiers.sandbox import canonical
 
 EXACT = Tolerance()
 CLOSE = Tolerance(absolute=1e-6)
@@ -118,3 +121,29 @@ def test_a_set_of_items_that_were_made_to_collide_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="equal hashes"):
         seen([k * modulus for k in range(50_000)], [View(name="set")])
     assert seen([7] * 50_000, [View(name="set")]) == {7}
+
+
+built_in = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, 1.0, math.nan, "", "1"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.tuples(inner)
+        | st.dictionaries(st.sampled_from(["1", 1, True, None]), inner, max_size=2)
+        | st.sets(st.sampled_from([0, False, 1, True, "1"]), max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(built_in, built_in)
+def test_what_is_the_same_by_default_is_equal_for_python_and_symmetric(
+    one: object, other: object
+) -> None:
+    assert same(one, other) == same(other, one)
+    assert not same(one, other) or one == other
+
+
+@given(built_in)
+def test_a_value_without_nan_is_the_same_as_its_copy(value: object) -> None:
+    copy = canonical.decode(canonical.encode(value))
+    assert same(copy, value, nan_is_nan=True)

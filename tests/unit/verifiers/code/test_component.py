@@ -104,6 +104,9 @@ def test_a_program_hard_coded_to_the_visible_tests_fails_those_held_out(grade: G
     hard = block("x = input()\nprint(x if x in ('0', '1') else '?')")
     for credit in ("all", "share", "visible_then_heldout"):
         assert grade(ECHO, hard, credit=credit).score.reward == 0.0
+    assert grade(ECHO, hard).score.labels == ("passes_visible_only",)
+    assert not grade(ECHO, block("print(input())")).score.labels
+    assert not grade(ECHO, block("print('?')")).score.labels
 
 
 def test_partial_credit_is_the_share_of_tests_held_out(grade: Grade) -> None:
