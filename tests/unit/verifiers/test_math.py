@@ -219,6 +219,26 @@ def test_markup_around_an_answer_or_its_line_changes_nothing(
 
 
 @pytest.mark.parametrize(
+    ("completion", "found"),
+    [
+        (r"\boxed{1} and \boxed{2}", "1, 2"),
+        (r"\[ \boxed{-2} \quad \text{and} \quad \boxed{1}. \]", "-2, 1"),
+        (r"$\boxed{1}$, $\boxed{2}$ or $\boxed{\frac{1}{2}}$", r"1, 2, \frac{1}{2}"),
+        (r"First \boxed{1}. So \boxed{2}", "2"),
+        (r"\boxed{1}\boxed{2} hence \boxed{3}", "3"),
+        (r"\boxed{1} and \boxed{1}", "1"),
+        (r"\boxed{b} and \boxed{x}", "b, x"),
+        (r"\boxed{1} and \boxed{2", None),
+        (r"\boxed{}", ""),
+    ],
+)
+def test_boxes_in_a_row_are_a_list_and_the_last_row_counts(
+    completion: str, found: str | None
+) -> None:
+    assert find_answer(completion, "answer") == find_answer(completion, "boxed") == found
+
+
+@pytest.mark.parametrize(
     "completion", ["The answer is **4", "The answer is **4** or **5**.", "<answer></answer>"]
 )
 def test_markup_that_is_not_closed_or_not_around_one_answer_is_no_answer(

@@ -13,6 +13,10 @@ from headrace.verifiers.extract import MAX_COMPLETION_CHARS, last_boxed, without
 MAX_LINE = 1_000
 """Markup of a longer line stays: no answer is so long, and the search for pairs is quadratic."""
 _MARKER = re.compile(r"(?i:(?<![a-z])answer(?![a-z])[*_]*\s*(?:is|:|=)+\s*:?)")
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s$,;]|\\\(|\\\)|\\q?quad(?![a-z])|\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|and|or)+"
+)
+_MAX_BOXES = 20
 # What few-shot prompts of mathematics teach policies to say behind an answer.
 _HOPE = re.compile(r"\.?\s*I hope (?:it|this) is correct\.?\s*\Z")
 # Markdown opens before a character and closes behind one: "2*3*4" and "2**3" stay products.
@@ -30,14 +34,35 @@ def find_answer(completion: str, rule: Literal["answer", "boxed", "whole"]) -> s
         case "whole":
             return completion
         case "boxed":
-            return last_boxed(text)
+            return _last_boxes(text)
         case "answer":
             if "\\boxed" in text:
-                return last_boxed(text)
+                return _last_boxes(text)
             text = _tagged(text)
             return _after_marker(text) or _last_line(text)
         case _:
             assert_never(rule)
+
+
+def _last_boxes(text: str) -> str | None:
+    r"""Return what stands in the last ``\boxed{}``, or in all that it ends a list with.
+
+    ``\boxed{1} and \boxed{2}`` says two values, of which the second alone is not the answer.
+    """
+    contents: list[str] = []
+    end = len(text)
+    for _ in range(_MAX_BOXES):
+        start = text.rfind("\\boxed", 0, end)
+        content = last_boxed(text[start:end]) if start >= 0 else None
+        if content is None:
+            return ", ".join(contents) if contents else None
+        behind = text.index("{", start) + len(content) + 2
+        if contents and not _BETWEEN_BOXES.fullmatch(text, behind, end):
+            break
+        if content not in contents:
+            contents.insert(0, content)
+        end = start
+    return ", ".join(contents)
 
 
 def _tagged(text: str) -> str:

@@ -154,6 +154,8 @@ def _with_both_signs(value: Value) -> list[Value]:
     if isinstance(value, Relation) and value.signs[-1] == "=" and is_tree(value.sides[-1]):
         lasts = both_signs(value.sides[-1])
         return [Relation((*value.sides[:-1], last), value.signs) for last in lasts]
+    if isinstance(value, Braces):
+        return [Braces(tuple(one for item in value.items for one in _with_both_signs(item)))]
     return list(both_signs(value)) if is_tree(value) else [value]
 
 

@@ -42,6 +42,8 @@ _OUTER_OPEN = re.compile(r"\s*\]([^\[\]]*)\[\s*")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
 # Not the last sign of a row's end and what comes behind it.
 _SPACE = re.compile(r"(?<!\\)\\[,;:> ]|\\q?quad(?![A-Za-z])|~")
+_NEGATIVE_SPACE = re.compile(r"\\!\s*")
+_LOOSE_GROUP = re.compile(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d{3})")
 _SPACED = re.compile(r"(?<![\d.,^_])(?<!\d\s)\d{1,3}(?:\s\d{3})+(?!\s*[\d/^!_])")
 _SEPARATOR_TEXT = re.compile(
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])"
@@ -167,7 +169,7 @@ def unified(text: str) -> str:
     """Return ``text`` with one spelling for each sign. Raises Unreadable for stray quotes."""
     if "\x00" in text:
         unreadable("a control character")
-    text = text.replace("\\!", "")
+    text = _LOOSE_GROUP.sub("{,}", _NEGATIVE_SPACE.sub("", text))
     text = unicodedata.normalize("NFKC", text.translate(SIGNS)).translate(SIGNS)
     text = _SPACE.sub(" ", text)
     text = _LEFT.sub(" ", _BRACKET_SIZE.sub(" ", text)).replace("**", "^")

@@ -34,6 +34,8 @@ _NAMES = {
     "deg": "degree",
     "radian": "rad",
     "percent": "%",
+    "percentage": "%",
+    "pct": "%",
     "kmph": "h^-1 km",
     "kph": "h^-1 km",
     "mph": "h^-1 mi",
