@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from headrace.buffer import RolloutBuffer, Ticket
+from headrace.checkpoints import Checkpoints, CheckpointWriting
 from headrace.data import Draw, Ledger, PromptStream
 from headrace.dropped import DroppedGroups
 from headrace.errors import AlarmError, GeneratorFailure, NoSignalError, RunError
@@ -42,16 +41,6 @@ from headrace.types import (
 
 WATCH_SECONDS = 60.0
 """How long nothing may arrive before the controller names what it waits for."""
-
-
-class Checkpoints(Protocol):
-    """Where checkpoints go."""
-
-    async def save(
-        self, step: int, policy_version: int, write: Callable[[Path], Awaitable[None]]
-    ) -> object:
-        """Let ``write`` fill a directory and make it durable. Raises CheckpointError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +114,12 @@ class Controller:
         self._stop_requested = False
         self._step_done = plan.start_step
         self._policy_version = plan.start_version
-        self._checkpointed_step = plan.start_step
+        self._checkpoints = CheckpointWriting(
+            parts.checkpoints,
+            parts.learner.save,
+            step=plan.start_step,
+            tell=lambda step: self._event("checkpoint", f"checkpoint written at step {step}"),
+        )
         # A resumed run has the evaluation of its checkpoint's step on record, if one was due.
         resumed_at_one = plan.start_step > 0 and plan.start_step % self._evaluation_every == 0
         self._evaluated_step = plan.start_step if resumed_at_one else None
@@ -270,10 +264,11 @@ class Controller:
             num_held = len(groups)
             if self._is_due(self._evaluation_every):
                 await self._evaluate()
+            await self._checkpoints.look()
             if self._is_due(self._plan.checkpoint_every):
                 await self._checkpoint()
-        if self._step_done > self._checkpointed_step:
-            await self._checkpoint()
+        await self._checkpoint()
+        await self._checkpoints.finish()
 
     async def _prompts_are_exhausted(self) -> None:
         """End sooner than planned, which dropped groups lead to.
@@ -407,12 +402,7 @@ class Controller:
             raise AlarmError(msg)
 
     async def _checkpoint(self) -> None:
-        if self._checkpointed_step == self._step_done:
-            return
-        step = self._step_done
-        await self._parts.checkpoints.save(step, self._policy_version, self._parts.learner.save)
-        self._checkpointed_step = step
-        self._event("checkpoint", f"checkpoint written at step {step}")
+        await self._checkpoints.begin(self._step_done, self._policy_version)
 
     async def _save_what_is_settled(self) -> None:
         """After a failure, write the checkpoint that is due at the end of every run.
@@ -423,6 +413,7 @@ class Controller:
             return
         try:
             await self._checkpoint()
+            await self._checkpoints.finish()
         except RunError as failure:
             self._event("checkpoint", f"no checkpoint at step {self._step_done}: {failure}")
 

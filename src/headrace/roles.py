@@ -6,7 +6,7 @@ work belongs in the role's own thread or process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -108,8 +108,12 @@ class Learner(Protocol):
         """
         ...
 
-    async def save(self, directory: Path) -> None:
-        """Write model, optimizer and counters into an existing empty ``directory``."""
+    async def save(self, directory: Path) -> Awaitable[None] | None:
+        """Write model, optimizer and counters into an existing empty ``directory``.
+
+        What is written is what they are at the call. Where it returns something, that ends when
+        all is written, and steps may be made meanwhile. Raises CheckpointError, as that does.
+        """
         ...
 
     async def load(self, directory: Path) -> int:

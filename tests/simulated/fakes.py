@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.buffer import RolloutBuffer
+from headrace.checkpoints import Write
 from headrace.config import AlarmConfig
 from headrace.controller import Controller, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
@@ -239,17 +240,25 @@ class FakeCheckpoints:
 
     journal: Journal
     seconds: float = 0.0
+    """Before training goes on."""
     failure: Exception | None = None
+    writing_seconds: float = 0.0
+    """While training goes on."""
+    writing_failure: Exception | None = None
 
-    async def save(
-        self, step: int, policy_version: int, write: Callable[[Path], Awaitable[None]]
-    ) -> object:
+    async def begin(self, step: int, policy_version: int, write: Write) -> asyncio.Task[None]:
         del write, policy_version
         await asyncio.sleep(self.seconds)
         if self.failure is not None:
             raise self.failure
+        return asyncio.create_task(self._finish(step))
+
+    async def _finish(self, step: int) -> None:
+        self.journal.append(("copied", step))
+        await asyncio.sleep(self.writing_seconds)
+        if self.writing_failure is not None:
+            raise self.writing_failure
         self.journal.append(("checkpoint", step))
-        return step
 
 
 class JournalBuffer(RolloutBuffer):

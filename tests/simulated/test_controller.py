@@ -434,6 +434,58 @@ def test_a_checkpoint_is_written_when_due_and_at_the_end_and_never_twice() -> No
     assert [step for kind, step in world.journal if kind == "checkpoint"] == [2, 4, 5]
 
 
+def test_training_goes_on_while_a_checkpoint_is_written() -> None:
+    world = World(num_steps=4, checkpoint_every=3)
+    world.checkpoints.writing_seconds = 0.2
+
+    world.run()
+
+    kinds = world.kinds()
+    first = kinds.index("copied")
+    assert "step" in kinds[first : kinds.index("checkpoint")]
+    assert [step for kind, step in world.journal if kind == "checkpoint"] == [3, 4]
+    messages = world.monitor.messages("checkpoint")
+    assert messages == ["checkpoint written at step 3", "checkpoint written at step 4"]
+
+
+def test_a_checkpoint_waits_for_the_one_before_it() -> None:
+    world = World(num_steps=3, checkpoint_every=1)
+    world.checkpoints.writing_seconds = 0.05
+
+    world.run()
+
+    found = [entry for entry in world.journal if entry[0] in {"copied", "checkpoint"}]
+    assert found == [(kind, step) for step in (1, 2, 3) for kind in ("copied", "checkpoint")]
+
+
+def test_a_checkpoint_that_could_not_be_written_is_an_error_at_the_next_step() -> None:
+    world = World(num_steps=50, checkpoint_every=2)
+    world.checkpoints.writing_failure = CheckpointError("disk full")
+
+    assert raised_by(world) is world.checkpoints.writing_failure
+    assert world.journal[-1] == ("copied", 3)
+    assert world.monitor.messages("checkpoint") == ["no checkpoint at step 3: disk full"]
+
+
+def test_a_checkpoint_that_could_not_be_written_is_an_error_at_the_end() -> None:
+    world = World(num_steps=3, checkpoint_every=10)
+    world.checkpoints.writing_failure = CheckpointError("disk full")
+
+    assert raised_by(world) is world.checkpoints.writing_failure
+
+
+def test_a_failure_waits_for_the_checkpoint_that_is_under_way() -> None:
+    world = World(num_steps=50, groups_per_step=2, checkpoint_every=2, max_staleness=2)
+    world.checkpoints.writing_seconds = 0.1
+    world.generator.failure, world.generator.fail_after = GeneratorFailure("broke"), 6
+
+    raised_by(world)
+
+    steps = [step for kind, step in world.journal if kind == "checkpoint"]
+    assert steps[0] == 2
+    assert steps == sorted(set(steps))
+
+
 # --- what is seen -------------------------------------------------------------------------------
 
 

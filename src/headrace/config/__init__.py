@@ -45,6 +45,7 @@ from headrace.config.objective import (
     ReinforceLoss,
     SapoLoss,
 )
+from headrace.config.parallel import ParallelConfig
 from headrace.config.problems import CheckedRecipe
 from headrace.config.remote import RemoteConfig
 from headrace.config.run import DeviceName, RunConfig
@@ -105,6 +106,7 @@ __all__ = [
     "OptimizerConfig",
     "OutputComparison",
     "OverlongConfig",
+    "ParallelConfig",
     "ParquetSource",
     "PpoClipLoss",
     "ReasoningGymSource",

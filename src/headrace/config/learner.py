@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from headrace.config.lora import LoraConfig
+from headrace.config.parallel import ParallelConfig
 from headrace.config.section import Section
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -56,5 +57,7 @@ class LearnerConfig(Section):
     """Stop after so many steps in a row in which no group had a spread of rewards."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Ranks that make each step together."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter and freeze all other weights; null trains them all."""

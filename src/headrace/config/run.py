@@ -21,6 +21,7 @@ from headrace.config.model import ModelConfig
 from headrace.config.monitor import CheckpointConfig, MonitorConfig
 from headrace.config.objective import BEYOND_GROUPS, OBJECTIVES, ObjectiveConfig, table_of
 from headrace.config.objective_rules import ObjectiveSetting, objective_refusals
+from headrace.config.parallel_rules import parallel_refusals
 from headrace.config.section import Section
 from headrace.config.verifier import VerifierConfig
 
@@ -115,6 +116,8 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
         max_staleness=config.max_staleness,
     )
     for keys, text in objective_refusals(setting):
+        yield Contradiction(keys=keys, text=text)
+    for keys, text in parallel_refusals(config.learner):
         yield Contradiction(keys=keys, text=text)
     sampling = {"sampling": config.sampling}
     if config.eval.sampling is not None:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +36,10 @@ class StoredCheckpoint:
     """Of the model and every setting that training depends on."""
 
 
+Write = Callable[[Path], Awaitable[Awaitable[None] | None]]
+"""Fills a directory, or copies what is to be written and returns what ends when it is."""
+
+
 class CheckpointStore:
     """The ``checkpoints`` directory of one run."""
 
@@ -44,13 +48,18 @@ class CheckpointStore:
         self._keep = keep
         self._fingerprint = fingerprint
 
-    async def save(
-        self, step: int, policy_version: int, write: Callable[[Path], Awaitable[None]]
-    ) -> StoredCheckpoint:
-        """Let ``write`` fill a fresh directory, make it durable, then prune.
+    async def save(self, step: int, policy_version: int, write: Write) -> StoredCheckpoint:
+        """Begin a checkpoint and wait for it. Raises CheckpointError as `begin` and its task do."""
+        return await (await self.begin(step, policy_version, write))
 
-        Raises CheckpointError naming the directory; what was there before is untouched. So is a
-        checkpoint of the same step: no renaming could replace it in one move.
+    async def begin(
+        self, step: int, policy_version: int, write: Write
+    ) -> asyncio.Task[StoredCheckpoint]:
+        """Let ``write`` fill a fresh directory; return what makes it durable, then prunes.
+
+        Returned as soon as ``write`` has copied what is to be kept. Only one may be under way.
+        Both raise CheckpointError naming the directory; what was there before is untouched. So is
+        a checkpoint of the same step: no renaming could replace it in one move.
         """
         final = self._directory / f"step-{step:06d}"
         if final.exists():
@@ -63,11 +72,28 @@ class CheckpointStore:
             policy_version=policy_version,
             fingerprint=self._fingerprint,
         )
-        try:
+        with self._undone(partial, final):
             self._begin(partial)
-            await write(partial)
+            writing = await write(partial)
+        return asyncio.create_task(self._finish(writing, partial, stored), name="checkpoint")
+
+    async def _finish(
+        self, writing: Awaitable[None] | None, partial: Path, stored: StoredCheckpoint
+    ) -> StoredCheckpoint:
+        """Waits for what is being written; unblocked by the learner, which has a deadline."""
+        with self._undone(partial, stored.directory):
+            if writing is not None:
+                await writing
             # On a thread: waiting for the disk must not hold up the event loop.
             await asyncio.to_thread(_commit, partial, stored)
+        await asyncio.to_thread(self._prune)
+        return stored
+
+    @contextlib.contextmanager
+    def _undone(self, partial: Path, final: Path) -> Iterator[None]:
+        """Leave nothing of a checkpoint that fails, and say so. Raises CheckpointError."""
+        try:
+            yield
         except (OSError, HeadraceError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             kept = "Earlier checkpoints are intact" if self._all() else "There is no earlier one"
@@ -76,8 +102,6 @@ class CheckpointStore:
                 "run again with --resume"
             )
             raise CheckpointError(msg) from error
-        await asyncio.to_thread(self._prune)
-        return stored
 
     def latest(self) -> StoredCheckpoint | None:
         """Return the newest checkpoint, or None. Raises CheckpointError if it is damaged.

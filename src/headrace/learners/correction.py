@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,16 +76,24 @@ def judged_by_gap(
     return found, kept
 
 
-def limit_moments(batches: Sequence[Microbatch], config: CorrectionConfig) -> None:
-    """Set the limit of M2PO, where it is on, over all tokens of a minibatch; p is known."""
+def limit_moments(
+    batches: Sequence[Microbatch],
+    config: CorrectionConfig,
+    gathered: Callable[[Tensor], Tensor] = lambda gaps: gaps,
+) -> None:
+    """Set the limit of M2PO, where it is on, over all tokens of a minibatch; p is known.
+
+    ``gathered`` returns the gaps of all ranks from those of this one.
+    """
     if config.m2po is None or not batches:
         return
     gaps = [
         batch.proximal_logprobs - batch.generator_logprobs
         for batch in batches
-        if batch.proximal_logprobs is not None
+        if batch.proximal_logprobs is not None and not batch.is_idle
     ]
-    limit = second_moment_limit(torch.cat(gaps), threshold=config.m2po)
+    own = torch.cat(gaps) if gaps else batches[0].generator_logprobs[:0]
+    limit = second_moment_limit(gathered(own), threshold=config.m2po)
     for batch in batches:
         batch.moment_limit = limit
 

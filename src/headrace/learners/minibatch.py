@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headrace.config import RunConfig
 from headrace.learners.correction import Correction, judged_by_gap, limit_moments
+from headrace.learners.layout import Alone, Layout
 from headrace.learners.loss import correction_sums
 from headrace.learners.metrics import LossSums
 from headrace.learners.packing import Microbatch, microbatches
@@ -27,12 +28,17 @@ class Minibatch:
 
     selection: Selection
     batches: list[Microbatch]
+    """This rank's, and idle ones while other ranks compute theirs."""
     rejected_share: float = 0.0
-    """Of the denominator, what the rollouts took that were left out after packing."""
+    """Of the denominator, what this rank's rollouts took that were left out after packing."""
 
 
 def plan_minibatch(
-    groups: Sequence[ScoredGroup], config: RunConfig, *, device: torch.device
+    groups: Sequence[ScoredGroup],
+    config: RunConfig,
+    *,
+    device: torch.device,
+    layout: Layout | None = None,
 ) -> Minibatch:
     """Select and pack the rollouts of ``groups`` that can change the gradient."""
     objective = config.objective
@@ -42,22 +48,25 @@ def plan_minibatch(
         max_tokens=config.sampling.max_tokens,
         keep_no_spread=objective.pulls_without_advantage,
     )
+    layout = layout or Alone()
     budget = config.learner.max_tokens_per_microbatch
-    return Minibatch(
-        selection=selection,
-        batches=microbatches(selection.groups, max_tokens=budget, device=device),
-    )
+    own = microbatches(layout.share(selection.groups), max_tokens=budget, device=device)
+    return Minibatch(selection=selection, batches=layout.padded(own, device))
 
 
-def drop_rejected(part: Minibatch, config: RunConfig, *, device: torch.device) -> LossSums:
+def drop_rejected(
+    part: Minibatch, config: RunConfig, *, device: torch.device, layout: Layout | None = None
+) -> LossSums:
     """Leave out the rollouts all of whose tokens p rejects, and return what was counted of them.
 
     The proximal log-probs of ``part`` are known; the choice of M2PO, which is over all of its
     tokens, is made here.
     """
     correction = config.objective.correction
-    limit_moments(part.batches, correction)
+    layout = layout or Alone()
+    limit_moments(part.batches, correction, layout.gathered)
     sums, left = LossSums(), dict[int, Tensor]()
+    part.batches = [batch for batch in part.batches if not batch.is_idle]
     for batch in part.batches:
         assert batch.proximal_logprobs is not None
         found, kept = judged_by_gap(batch, batch.proximal_logprobs, correction)
@@ -74,7 +83,8 @@ def drop_rejected(part: Minibatch, config: RunConfig, *, device: torch.device) -
             part.rejected_share += _share_of_gone(batch, gone, config)
     if sums["mismatch/tokens"]:
         _pack_again(part, left, config, device)
-    return sums
+    part.batches = layout.padded(part.batches, device)
+    return layout.total(sums)
 
 
 def _pack_again(

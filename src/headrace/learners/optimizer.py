@@ -107,13 +107,15 @@ def apply_update(
     *,
     max_norm: float,
     learning_rate: float,
+    norm: float | None = None,
 ) -> UpdateOutcome:
     """Clip the global gradient norm to ``max_norm``, step once, and clear the gradients.
 
     A norm that is NaN or infinite clears the gradients and changes nothing else: clipping would
     only spread the NaN. Every trainable parameter of ``optimizer`` must be in ``parameters``.
+    ``norm`` is that of the gradient where these are only a part of it; None: it is computed.
     """
-    norm = _global_norm(parameters)
+    norm = _global_norm(parameters) if norm is None else norm
     applied = math.isfinite(norm)
     if applied:
         if norm > max_norm:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.kept_support import decode
-from headrace.learners.selection import TrainingGroup, TrainingRow
+from headrace.learners.selection import TrainingGroup, TrainingRow, plain_rollout
 from headrace.models.attention import alike_runs
 from headrace.objectives.logprobs import Support
 from headrace.objectives.segments import Segments
@@ -76,6 +76,8 @@ class Microbatch:
     """The critic's judgement, once it was made."""
     moment_limit: float | None = None
     """Largest (mu - p)^2 that is trained on; None: any."""
+    is_idle: bool = False
+    """Computed because other ranks compute meanwhile: it weighs nothing and is counted nowhere."""
 
     @property
     def segments(self) -> Segments:
@@ -100,7 +102,7 @@ def microbatches(
 
     A group above the budget is split between its rollouts; a single rollout above it goes alone.
     """
-    parts = [part for group in groups for part in _split(group, max_tokens)]
+    parts = [part for group in groups for part in split_group(group, max_tokens)]
     parts.sort(key=lambda part: part.longest, reverse=True)
     batches: list[list[TrainingGroup]] = []
     room = 0
@@ -113,7 +115,21 @@ def microbatches(
     return [_pack(batch, device) for batch in batches]
 
 
-def _split(group: TrainingGroup, max_tokens: int) -> Iterator[TrainingGroup]:
+def idle_microbatch(device: torch.device) -> Microbatch:
+    """Return the smallest micro-batch there is, whose gradient is exactly 0."""
+    row = TrainingRow(rollout=plain_rollout(1), advantage=0.0, weight=0.0)
+    (batch,) = microbatches(
+        [TrainingGroup(prompt_ids=(0,), rows=(row,))], max_tokens=1, device=device
+    )
+    batch.is_idle = True
+    return batch
+
+
+def split_group(group: TrainingGroup, max_tokens: int) -> Iterator[TrainingGroup]:
+    """Yield parts of ``group`` of at most ``max_tokens``, its prompt in each; a rollout is whole.
+
+    A single rollout above it goes alone.
+    """
     rows: list[TrainingRow] = []
     used = len(group.prompt_ids)
     for row in group.rows:

@@ -15,8 +15,7 @@ from torch import Tensor
 from headrace.config import RunConfig
 from headrace.errors import RunError
 from headrace.learners.packing import Microbatch, microbatches
-from headrace.learners.selection import TrainingGroup, TrainingRow
-from headrace.types import Rollout, VersionSpan
+from headrace.learners.selection import TrainingGroup, TrainingRow, plain_rollout
 
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory")
 
@@ -97,14 +96,6 @@ def _too_large(batch: Microbatch, config: RunConfig, error: RuntimeError) -> Run
 
 def _longest_group(prompt: int, length: int, size: int) -> TrainingGroup:
     """Return a group of the longest rollouts, of a token that every vocabulary has."""
-    rollout = Rollout(
-        rollout_index=0,
-        completion_ids=(0,) * length,
-        loss_mask=(True,) * length,
-        generator_logprobs=(-1.0,) * length,
-        version_spans=(VersionSpan(policy_version=0, start=0, end=length),),
-        finish_reason="length",
-        text="",
-    )
+    rollout = plain_rollout(length)
     row = TrainingRow(rollout=rollout, advantage=1.0, weight=1.0 / length, reward=1.0)
     return TrainingGroup(prompt_ids=(0,) * prompt, rows=(row,) * size)

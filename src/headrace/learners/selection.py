@@ -14,7 +14,7 @@ from headrace.errors import RunError
 from headrace.objectives.advantages import AdvantageEstimator, Rewards, advantages
 from headrace.objectives.aggregation import Aggregation, aggregation_weights
 from headrace.objectives.rewards import overlong_penalty
-from headrace.types import Rollout, RolloutGroup
+from headrace.types import Rollout, RolloutGroup, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,19 @@ class Selection:
     """Groups all of whose advantages are 0, or that have no row: their policy gradient is 0."""
     trained_rewards: tuple[float, ...]
     """Rewards of the rollouts in ``groups``."""
+
+
+def plain_rollout(length: int) -> Rollout:
+    """Return one of ``length`` tokens that every vocabulary has, for passes that teach nothing."""
+    return Rollout(
+        rollout_index=0,
+        completion_ids=(0,) * length,
+        loss_mask=(True,) * length,
+        generator_logprobs=(-1.0,) * length,
+        version_spans=(VersionSpan(policy_version=0, start=0, end=length),),
+        finish_reason="length",
+        text="",
+    )
 
 
 def unweighted(groups: Sequence[RolloutGroup]) -> list[TrainingGroup]:

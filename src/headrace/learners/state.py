@@ -30,9 +30,11 @@ from headrace.models.weights import misfits
 
 HF_DIRECTORY = "hf"
 ADAPTER_DIRECTORY = "adapter"
+SHARDED_DIRECTORY = "sharded"
+"""Of a learner of several ranks; read by any learner."""
 _OPTIMIZER = "optimizer.safetensors"
-_COUNTERS = "learner.json"
-_ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
+COUNTERS_FILE = "learner.json"
+ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(slots=True)
@@ -70,7 +72,9 @@ def save_state(
         )
         if head is not None:
             save_head(directory, head)
-        (directory / _COUNTERS).write_text(json.dumps(asdict(counters)) + "\n", encoding="utf-8")
+        (directory / COUNTERS_FILE).write_text(
+            json.dumps(asdict(counters)) + "\n", encoding="utf-8"
+        )
     except (OSError, SafetensorError) as error:
         msg = f"checkpoint {directory} could not be written: {error}"
         raise CheckpointError(msg) from error
@@ -89,7 +93,7 @@ def load_state(
     try:
         replace = _read_policy(directory, decoder)
         tensors = load_file(directory / _OPTIMIZER)
-        counters = LearnerCounters(**json.loads((directory / _COUNTERS).read_text("utf-8")))
+        counters = LearnerCounters(**json.loads((directory / COUNTERS_FILE).read_text("utf-8")))
         moments = _moments(_trained(decoder, head), tensors, expected=counters.policy_version > 0)
         saved_head = None if head is None else read_head(directory, head)
         # Everything is read and fits before anything is replaced; this is the last check.
@@ -140,7 +144,7 @@ def _moments(
     Raises ValueError unless every trained parameter has all of its state, or none has and none is
     ``expected``: resuming with a fresh optimizer would change the run.
     """
-    names = [f"{name}:{key}" for name in parameters for key in _ADAMW_STATE]
+    names = [f"{name}:{key}" for name in parameters for key in ADAMW_STATE]
     if unfit := sorted(set(tensors) ^ set(names if expected else ())):
         msg = f"{_OPTIMIZER} does not fit the model, among others {unfit[0]}"
         raise ValueError(msg)

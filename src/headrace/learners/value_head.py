@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 CRITIC_FILE = "critic.safetensors"
+HEAD_PREFIX = "value_head."
+"""Of the names that its parameters have among those that are trained."""
 
 
 class ValueHead(nn.Module):
@@ -34,7 +36,7 @@ def named_parameters(head: ValueHead | None) -> dict[str, nn.Parameter]:
     """Return the head's parameters by the names the optimizer has for them; none without one."""
     if head is None:
         return {}
-    return {f"value_head.{name}": parameter for name, parameter in head.named_parameters()}
+    return {f"{HEAD_PREFIX}{name}": parameter for name, parameter in head.named_parameters()}
 
 
 def save_head(directory: Path, head: ValueHead) -> None:

@@ -45,16 +45,29 @@ def load_decoder(
     Peak memory is the decoder and one tensor. Raises ModelError for an unknown family, no weights
     in safetensors format, and any tensor that is missing, unexpected or of another shape.
     """
+    decoder = unfilled_decoder(directory, dtype, device)
+    _copy_tensors(decoder, weight_files(directory))
+    return decoder
+
+
+def unfilled_decoder(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """Return the decoder that the weights of a model directory are to be read into.
+
+    Its parameters are memory that nothing was written to, which takes up none yet. Raises
+    ModelError as `load_decoder` does.
+    """
     config = DecoderConfig.from_hf(read_hf_config(directory), origin=f"{directory}/config.json")
     check_weights(directory, config)
-    files = weight_files(directory)
     if config.tie_word_embeddings:
-        _check_tie(files, directory)
+        _check_tie(weight_files(directory), directory)
     with _NoInitialisation():
         decoder = Decoder(config)
     _allocate(decoder, dtype, device)
     decoder.model.fill_rope(config)
-    _copy_tensors(decoder, files)
     return decoder
 
 
@@ -90,6 +103,16 @@ def save_tensors(
     directory.mkdir(parents=True, exist_ok=True)
     refuse_weights(directory)
     _save_weights(tensors, directory, dtype, max_shard_bytes)
+    write_companions(directory, hf_config, source_directory, dtype)
+
+
+def write_companions(
+    directory: Path,
+    hf_config: Mapping[str, Any],
+    source_directory: Path,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write what a model directory holds beside weights: config, tokenizer, generation config."""
     _write_object(directory / "config.json", _with_dtype(hf_config, dtype))
     copy_tokenizer_files(source_directory, directory)
     generation_config = source_directory / "generation_config.json"

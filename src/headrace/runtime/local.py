@@ -28,11 +28,8 @@ from headrace.errors import CheckpointError, RunDirectoryError
 from headrace.generators import TorchGenerator, default_cache_bytes
 from headrace.generators.vllm import VllmGenerator, VllmSettings
 from headrace.held_out import CanaryPlan, EvaluationPlan
-from headrace.learners import CheckpointStore, PolicySource, StoredCheckpoint, TorchLearner
-from headrace.learners.adapter import begin_adapter
-from headrace.models.decoder import Decoder
+from headrace.learners import CheckpointStore, StoredCheckpoint
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.foreign import load_policy
 from headrace.monitors import (
     Alarms,
     EvaluationMode,
@@ -47,6 +44,7 @@ from headrace.monitors import (
 from headrace.roles import Generator, Monitor
 from headrace.runtime import run_files
 from headrace.runtime.devices import engine_device, resolve_device
+from headrace.runtime.learners import LocalLearner, build_learner
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.types import RunEvent, SamplingParams
@@ -148,8 +146,9 @@ class LocalRun:
         rewind(self.output, step if last is not None else -1)
         monitor = self._monitor(stack)
         generator_compute, learner_compute = compute_threads(stack, config)
-        learner = self._learner(num_steps, learner_compute)
+        learner = build_learner(self.prepared, num_steps, learner_compute)
         stack.push_async_callback(learner.close)
+        await learner.start()
         await self._rehearse(learner)
         version = await _restore(learner, last)
         generator = build_generator(self.prepared, generator_compute)
@@ -188,7 +187,7 @@ class LocalRun:
             ),
         )
 
-    async def _rehearse(self, learner: TorchLearner) -> None:
+    async def _rehearse(self, learner: LocalLearner) -> None:
         config = self.prepared.config
         is_cuda = resolve_device(config.device).type == "cuda"
         match config.learner.rehearsal:
@@ -210,23 +209,6 @@ class LocalRun:
         monitor = FanoutMonitor(monitors)
         stack.callback(monitor.close)
         return monitor
-
-    def _learner(self, num_steps: int, compute: ComputeThread) -> TorchLearner:
-        config, model = self.prepared.config, self.prepared.model
-        device = resolve_device(config.device)
-        decoder = load_policy(model.directory, device=device)
-        if config.learner.lora is not None:
-            assert isinstance(decoder, Decoder), "preflight refuses it"
-            begin_adapter(decoder, config.learner.lora, seed=config.seed)
-        return TorchLearner(
-            decoder,
-            PolicySource(directory=model.directory, hf_config=model.hf_config),
-            config,
-            num_updates=num_steps * config.learner.num_minibatches,
-            compute=compute,
-            compute_dtype=resolve_dtype(config.learner.compute_dtype, device),
-            export_dtype=resolve_dtype(config.generator.dtype, engine_device(config)),
-        )
 
     def _plan(self, num_steps: int, step: int, version: int) -> Plan:
         config = self.prepared.config
@@ -391,7 +373,7 @@ def _write_report(directory: Path) -> None:
         )
 
 
-async def _restore(learner: TorchLearner, last: StoredCheckpoint | None) -> int:
+async def _restore(learner: LocalLearner, last: StoredCheckpoint | None) -> int:
     """Load the checkpoint and return its policy version; 0 without one."""
     if last is None:
         return 0

@@ -40,6 +40,7 @@ from headrace.runtime.devices import engine_device, missing_device, resolve_devi
 from headrace.runtime.engines import missing_engine
 from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign_problems
 from headrace.runtime.precision import resolve_dtype
+from headrace.runtime.rank_problems import rank_problems
 from headrace.runtime.remote_verifiers import remote_findings
 from headrace.runtime.verifier_checks import check_component, isolation_note
 from headrace.types import Message, SamplingParams
@@ -110,6 +111,8 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
             found.problems += _sampling_problems(recipe, found.model)
             found.problems += _length_problems(recipe, found.model)
             found.problems += foreign_problems(recipe, found.model.decoder_config)
+            if not missing_device(config.device):
+                found.problems += rank_problems(recipe, found.model.decoder_config)
             if isinstance(found.model.decoder_config, DecoderConfig):
                 check_weights(found.model.directory, found.model.decoder_config)
                 _check_adapter(recipe, found.model.decoder_config)
@@ -288,6 +291,9 @@ def _needed_bytes(config: RunConfig, decoder: DecoderConfig) -> int:
         trained, frozen = sum(map(math.prod, factors.values())), parameters
     # Master, gradient and two moments in fp32, and the reference if any; the generator's copy.
     copies = 4 + (config.objective.kl_coefficient > 0)
+    if config.learner.parallel.num_ranks > 1:
+        # Each replica is one; a checkpoint copies weights and moments, to write them meanwhile.
+        copies = copies * config.learner.parallel.replicas + 3
     weights = copies * trained + frozen + parameters
     return 4 * (weights + _cached_values(config, decoder) + _kept_values(config, decoder))
 

@@ -212,7 +212,10 @@ def _bound(dumped: Mapping[str, Any]) -> dict[str, Any]:
             for name, part in parts.items()
         }
     }
-    optimizer = dumped["learner"].get("optimizer", {})
+    # Nor is on how many ranks the learner lies: any of them reads what others wrote.
+    learner = dumped["learner"]
+    kept["learner"] = {key: learner[key] for key in learner if key != "parallel"}
+    optimizer = learner.get("optimizer", {})
     if optimizer.get("schedule") != "constant":
         # The schedule ends with the run: another length would be another learning rate.
         kept |= {key: dumped.get(key) for key in ("num_steps", "num_epochs")}

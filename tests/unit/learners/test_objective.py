@@ -100,7 +100,7 @@ def test_rollouts_rejected_before_the_pass_are_not_computed_and_change_nothing(
     monkeypatch.setattr(
         minibatch_module, "_pack_again", lambda *_: pytest.fail("nothing may be gone")
     )
-    monkeypatch.setattr("headrace.learners.learner.drop_rejected", lambda *_, **__: LossSums())
+    monkeypatch.setattr("headrace.learners.updater.drop_rejected", lambda *_, **__: LossSums())
     all_of_them = prepared(make_learner, **settings)
     watch(all_of_them, computed)
     expected, expected_metrics = outcome(all_of_them, stale(batch))

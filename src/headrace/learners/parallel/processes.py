@@ -1,0 +1,394 @@
+"""The processes of a learner's ranks: started, asked, watched and ended together.
+
+Owns: a rank that dies, fails or hangs ends all of them within a deadline, and the error names it,
+how it ended and its last words, never one of the ranks that merely waited for it. Nothing outlives
+`close`. Has a thread with an event loop of its own, so that ranks may be asked from any loop or
+thread, and no caller's loop ever waits for a pipe. Does not know what they compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.errors import RunError
+from headrace.learners.parallel.channel import READY, Answer, Request, encode, read_answer
+
+T = TypeVar("T")
+
+GRACE_SECONDS = 5.0
+"""What the other ranks have to answer, fail or die too, once one of them has."""
+_STACK_SECONDS = 1.0
+"""For a rank to say where it is."""
+_CLOSE_SECONDS = 5.0
+"""For a rank to end by itself."""
+_LAST_WORDS = 2000
+"""Characters of standard error that are kept of each rank."""
+_LINES = 8
+"""Of them, lines that an error quotes."""
+_WAITING = ("torch/distributed/", "torch/autograd/")
+"""Where the innermost frame of a rank lies that waits for others."""
+
+
+class _DiedError(Exception):
+    """The process ended while it was asked something."""
+
+
+class _RankProcess:
+    """One process, and what it was asked and has not answered."""
+
+    def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
+        self.rank = rank
+        self.process = process
+        self.expected: dict[int, asyncio.Future[Any]] = {}
+        self._said = ""
+        self.is_over = False
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._hear())]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def words(self) -> list[str]:
+        """The last lines that it printed."""
+        return [line.strip() for line in self._said.splitlines() if line.strip()]
+
+    def forget_words(self) -> None:
+        """Keep only what it prints from now on."""
+        self._said = ""
+
+    def expect(self, number: int) -> asyncio.Future[Any]:
+        """Return what will be the answer ``number``."""
+        future = asyncio.get_running_loop().create_future()
+        if self.is_over:
+            future.set_exception(_DiedError())
+        else:
+            self.expected[number] = future
+        return future
+
+    def send(self, frame: bytes) -> None:
+        """Queue ``frame``; a process that has ended shows in its answers."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self.process.stdin.write(frame)
+
+    def ending(self) -> str:
+        """Say how the process ended."""
+        status = self.process.returncode
+        if status is None:
+            return "did not end"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with exit status {status}"
+
+    async def end(self) -> None:
+        """Kill the process and what it started, and reap it."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self.process.wait()
+        for task in self._tasks:
+            await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
+            task.cancel()
+        # asyncio has no public way to close the pipes of a process.
+        self.process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - see above
+        await asyncio.sleep(0)
+
+    async def _listen(self) -> None:
+        """Waits for answers; unblocked by the rank, and ended by its end."""
+        assert self.process.stdout is not None
+        try:
+            while True:
+                self._take(await read_answer(self.process.stdout))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.is_over = True
+        for future in self.expected.values():
+            if not future.done():
+                future.set_exception(_DiedError())
+        self.expected.clear()
+
+    def _take(self, answer: Answer) -> None:
+        future = self.expected.pop(answer.number, None)
+        if future is None or future.done():
+            return
+        if answer.error is None:
+            future.set_result(answer.value)
+        else:
+            future.set_exception(answer.error)
+
+    async def _hear(self) -> None:
+        """Keeps the last that it prints; ended by its end."""
+        assert self.process.stderr is not None
+        while said := await self.process.stderr.read(_LAST_WORDS):
+            self._said = (self._said + said.decode(errors="replace"))[-_LAST_WORDS:]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that ranks answer twice: at once, and when what they began is done."""
+
+    answers: list[Any]
+    later: concurrent.futures.Future[list[Any]]
+
+
+class RankProcesses:
+    """N processes that are asked together; started with the first call of `start`."""
+
+    def __init__(self, settings: Sequence[Any], *, timeout_seconds: float) -> None:
+        """``settings``: what each rank is told first. A store's path is theirs to agree on."""
+        self._settings = settings
+        self._timeout = timeout_seconds
+        self._numbers = itertools.count(2, 2)
+        self._gate = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        # What is below belongs to the loop of its own.
+        self._processes: list[_RankProcess] = []
+        self._failure: RunError | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes, by rank; none before `start` and after `close`."""
+        return tuple(process.pid for process in self._processes)
+
+    async def start(self) -> None:
+        """Start the ranks and return once all of them can be asked. Raises RunError."""
+        await asyncio.wrap_future(self._submit(self._start()))
+
+    async def ask(self, method: str, *arguments: object) -> list[Any]:
+        """Have every rank do something; return their answers by rank.
+
+        Raises what they raised, where all of them did, and RunError otherwise.
+        """
+        return await asyncio.wrap_future(self._submit(self._ask(method, arguments)))
+
+    def ask_blocking(self, method: str, *arguments: object) -> list[Any]:
+        """Do the same from a thread that has no event loop, or may block it."""
+        return self._submit(self._ask(method, arguments)).result()
+
+    async def ask_twice(self, method: str, *arguments: object) -> Asked:
+        """Do the same for something that goes on after the first answer."""
+        return await asyncio.wrap_future(self._submit(self._ask_twice(method, arguments)))
+
+    async def close(self) -> None:
+        """End every process, and the thread. Idempotent."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._gate:
+            self._is_closed = True
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._end_all(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        with self._gate:
+            if self._is_closed:
+                work.close()
+                msg = "the learner was closed"
+                raise RunError(msg)
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="learner-ranks", daemon=True
+                )
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _start(self) -> None:
+        expected = []
+        for rank, setting in enumerate(self._settings):
+            process = _RankProcess(rank, await _launch())
+            self._processes.append(process)
+            expected.append(process.expect(READY))
+            process.send(encode(Request(number=READY, method="begin", arguments=(setting,))))
+        await self._answers(expected, "starting")
+
+    async def _ask(self, method: str, arguments: tuple[object, ...]) -> list[Any]:
+        expected, _ = self._send(method, arguments)
+        return await self._answers(expected, method)
+
+    async def _ask_twice(self, method: str, arguments: tuple[object, ...]) -> Asked:
+        expected, number = self._send(method, arguments)
+        later = [process.expect(number + 1) for process in self._processes]
+        answers = await self._answers(expected, method)
+        return Asked(answers, self._submit(self._answers(later, method)))
+
+    def _send(
+        self, method: str, arguments: tuple[object, ...]
+    ) -> tuple[list[asyncio.Future[Any]], int]:
+        if self._failure is not None:
+            raise self._failure
+        number = next(self._numbers)
+        frame = encode(Request(number=number, method=method, arguments=arguments))
+        expected = [process.expect(number) for process in self._processes]
+        for process in self._processes:
+            process.send(frame)
+        return expected, number
+
+    async def _answers(self, expected: Sequence[asyncio.Future[Any]], what: str) -> list[Any]:
+        """Wait for the ranks; unblocked by their answers, by a failure, or by the deadline."""
+        done, waiting = await asyncio.wait(
+            expected, timeout=self._timeout, return_when=asyncio.FIRST_EXCEPTION
+        )
+        is_late = not any(future.exception() for future in done) and bool(waiting)
+        if waiting and not is_late:
+            _, waiting = await asyncio.wait(waiting, timeout=GRACE_SECONDS)
+        errors = [future.exception() if future.done() else None for future in expected]
+        if not any(errors) and not waiting:
+            return [future.result() for future in expected]
+        if all(isinstance(e, RunError) and type(e) is type(errors[0]) for e in errors):
+            # All say the same, so they stand where they stood before, and go on.
+            assert errors[0] is not None
+            raise errors[0]
+        raise await self._fail(what, expected, errors, is_late=is_late)
+
+    async def _fail(
+        self,
+        what: str,
+        expected: Sequence[asyncio.Future[Any]],
+        errors: Sequence[BaseException | None],
+        *,
+        is_late: bool,
+    ) -> RunError:
+        """End all ranks, and return the error that every later request raises too."""
+        late = [p for p, future in zip(self._processes, expected, strict=True) if not future.done()]
+        where = await self._asked_where(late) if is_late else {}
+        dead = [
+            p for p, e in zip(self._processes, errors, strict=True) if isinstance(e, _DiedError)
+        ]
+        await asyncio.gather(*(_reaped(process) for process in dead))
+        if self._failure is None:
+            self._failure = self._cause(what, dead, errors, where)
+        await asyncio.gather(*(process.end() for process in self._processes))
+        return self._failure
+
+    def _cause(
+        self,
+        what: str,
+        dead: Sequence[_RankProcess],
+        errors: Sequence[BaseException | None],
+        where: Mapping[int, str],
+    ) -> RunError:
+        """Say which rank was the first cause: what died, else what hangs, else what failed."""
+        if dead:
+            first = dead[0]
+            words = " | ".join(first.words[-_LINES:]) or "it said nothing"
+            others = ", ".join(str(process.rank) for process in dead[1:])
+            more = f" (and rank {others})" if others else ""
+            return RunError(
+                f"rank {first.rank} of the learner (process {first.pid}){more} {first.ending()} at "
+                f"{what}; the other ranks were stopped. Its last words: {words}"
+            )
+        if where:
+            listed = "; ".join(f"rank {rank} {place}" for rank, place in where.items())
+            return RunError(
+                f"{listed}: no answer at {what} within learner.parallel.timeout_seconds = "
+                f"{self._timeout:g}; all ranks were stopped"
+            )
+        failed = {rank: error for rank, error in enumerate(errors) if error is not None}
+        rank = min(failed, key=lambda rank: (_is_echo(failed[rank]), rank))
+        cause = failed[rank]
+        kind = type(cause) if isinstance(cause, RunError) else RunError
+        return kind(f"rank {rank} of the learner failed at {what}: {cause}; all were stopped")
+
+    async def _asked_where(self, late: Sequence[_RankProcess]) -> dict[int, str]:
+        """Return where each late rank is, those alone that do not wait for others if there are."""
+        for process in late:
+            process.forget_words()
+            with contextlib.suppress(ProcessLookupError):
+                process.process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(_STACK_SECONDS)
+        found = {process.rank: _whereabouts(process) for process in late}
+        hung = {
+            rank: place
+            for rank, place in found.items()
+            if not any(part in place for part in _WAITING)
+        }
+        return hung or found
+
+    async def _end_all(self) -> None:
+        for process in self._processes:
+            if process.process.stdin is not None:
+                process.process.stdin.close()
+        await asyncio.gather(*(_reaped(process, _CLOSE_SECONDS) for process in self._processes))
+        await asyncio.gather(*(process.end() for process in self._processes))
+        self._processes.clear()
+        current = asyncio.current_task()
+        left = [task for task in asyncio.all_tasks() if task is not current]
+        if left:
+            await asyncio.wait(left, timeout=_CLOSE_SECONDS)
+
+
+async def _launch() -> asyncio.subprocess.Process:
+    environment = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "headrace.learners.parallel.rank"),
+        env=environment | os.environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Its own session: Ctrl-C at a terminal does not reach it, and a kill takes its children.
+        start_new_session=True,
+    )
+
+
+async def _reaped(process: _RankProcess, seconds: float = GRACE_SECONDS) -> None:
+    """Wait until the kernel has said how the process ended, and its last words were read."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.process.wait(), seconds)
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether a rank failed because another one was gone."""
+    return "onnection closed by peer" in str(error) or "gloo" in str(error)
+
+
+def _whereabouts(process: _RankProcess) -> str:
+    """Say where a late rank is, from the stack that it printed or else the kernel's word."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state = stat.rpartition(")")[2].split()[0]
+    except OSError:
+        state = "?"
+    if state in {"T", "t"}:
+        return f"(process {process.pid}) is stopped, as by SIGSTOP"
+    frames = [line for line in process.words if line.startswith("File ")]
+    if not frames:
+        return f"(process {process.pid}, state {state}) does not say where it is"
+    return f"(process {process.pid}) is at {frames[0].removeprefix('File ')}"
+
+
+class StoreFolder:
+    """A folder with the file by which ranks find each other; gone with `remove`."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
+
+    @property
+    def path(self) -> str:
+        """The file, which nobody has made yet."""
+        return str(self._folder / "store")
+
+    def remove(self) -> None:
+        """Delete it. Idempotent."""
+        shutil.rmtree(self._folder, ignore_errors=True)

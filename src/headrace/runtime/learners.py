@@ -1,0 +1,61 @@
+"""From a prepared run to its learner: one process, or ranks that are processes of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from headrace.compute import ComputeThread
+from headrace.learners import PolicySource, TorchLearner
+from headrace.learners.adapter import begin_adapter
+from headrace.models.decoder import Decoder
+from headrace.models.decoder_config import DecoderConfig
+from headrace.models.foreign import load_policy
+from headrace.runtime.devices import engine_device, resolve_device
+from headrace.runtime.precision import resolve_dtype
+from headrace.runtime.preflight import PreparedRun
+
+if TYPE_CHECKING:
+    from headrace.learners.parallel.learner import RankedLearner
+
+LocalLearner: TypeAlias = "TorchLearner | RankedLearner"
+"""What this runtime places."""
+
+
+def build_learner(prepared: PreparedRun, num_steps: int, compute: ComputeThread) -> LocalLearner:
+    """Return the learner of a run, which `LocalLearner.start` brings to life."""
+    if prepared.config.learner.parallel.num_ranks > 1:
+        return _ranked(prepared, num_steps, compute.num_threads)
+    config, model = prepared.config, prepared.model
+    device = resolve_device(config.device)
+    decoder = load_policy(model.directory, device=device)
+    if config.learner.lora is not None:
+        assert isinstance(decoder, Decoder), "preflight refuses it"
+        begin_adapter(decoder, config.learner.lora, seed=config.seed)
+    return TorchLearner(
+        decoder,
+        PolicySource(directory=model.directory, hf_config=model.hf_config),
+        config,
+        num_updates=num_steps * config.learner.num_minibatches,
+        compute=compute,
+        compute_dtype=resolve_dtype(config.learner.compute_dtype, device),
+        export_dtype=resolve_dtype(config.generator.dtype, engine_device(config)),
+    )
+
+
+def _ranked(prepared: PreparedRun, num_steps: int, num_threads: int) -> RankedLearner:
+    # Only where there are ranks: what they need of torch takes seconds to import.
+    from headrace.learners.parallel.learner import RankedLearner  # noqa: PLC0415 - see above
+
+    config, model = prepared.config, prepared.model
+    assert isinstance(model.decoder_config, DecoderConfig), "preflight refuses it"
+    device = resolve_device(config.device)
+    return RankedLearner(
+        model.decoder_config,
+        PolicySource(directory=model.directory, hf_config=model.hf_config),
+        config,
+        num_updates=num_steps * config.learner.num_minibatches,
+        num_threads=num_threads,
+        device=device,
+        compute_dtype=resolve_dtype(config.learner.compute_dtype, device),
+        export_dtype=resolve_dtype(config.generator.dtype, engine_device(config)),
+    )

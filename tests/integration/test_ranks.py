@@ -1,0 +1,112 @@
+"""The whole command with a learner of several ranks: killed, resumed, resharded and exported."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from lab import Command, Lab, Running
+
+from headrace.learners.parallel.stored import StoredParts
+from headrace.models.checkpoint import load_decoder
+
+pytestmark = pytest.mark.slow
+
+SHORT = ("--set", "num_steps=6", "--set", "data.eval=null")
+RANKED = (*SHORT, "--set", "learner.parallel.shards=2")
+
+
+@pytest.fixture(scope="module")
+def ranked(lab: Lab) -> Path:
+    """The directory of a run on two ranks that was never interrupted."""
+    ended = lab.train("ranked", *RANKED).wait()
+    assert ended.status == 0, ended.err
+    return lab.folder / "ranked"
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [
+        {
+            name: value
+            for name, value in line["metrics"].items()
+            if not any(part in name for part in ("second", "/idle/", "cache/max_held_share"))
+        }
+        for line in lines
+        if line["kind"] == "step"
+    ]
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    stored = StoredParts([run / f"checkpoints/step-{step:06d}/sharded"])
+    return {name: stored.whole(name) for name in stored.names}
+
+
+def ranks_of(running: Running) -> list[psutil.Process]:
+    below = psutil.Process(running.process.pid).children(recursive=True)
+    return [p for p in below if "headrace.learners.parallel.rank" in p.cmdline()]
+
+
+def test_two_ranks_that_are_killed_in_a_step_are_started_again_and_end_as_if_they_had_not_been(
+    lab: Lab, ranked: Path
+) -> None:
+    run = lab.folder / "ranks-killed"
+    running = lab.train("ranks-killed", *RANKED)
+    assert running.wait_until((run / "checkpoints/step-000002").is_dir)
+    ranks = ranks_of(running)
+    assert len(ranks) == 2
+    for rank in ranks:
+        rank.send_signal(signal.SIGKILL)
+    ended = running.wait()
+    assert ended.status == 1, ended.err
+    assert "of the learner" in ended.err
+    assert "was killed by SIGKILL" in ended.err
+    assert "--resume" in ended.err + ended.out
+    assert "Traceback" not in ended.err
+    assert len(steps(run)) < 6
+
+    resumed = lab.train("ranks-killed", *RANKED, "--resume").wait()
+    assert resumed.status == 0, resumed.err
+    assert steps(run) == steps(ranked)
+    expected = weights(ranked, 6)
+    found = weights(run, 6)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_run_goes_on_with_one_rank_and_is_exported_from_shards(
+    lab: Lab, ranked: Path, headrace: Command, tmp_path: Path
+) -> None:
+    exported = headrace("export", ranked, "--output", tmp_path / "model")
+    assert exported.status == 0, exported.err
+    decoder = load_decoder(tmp_path / "model")
+    expected = weights(ranked, 6)
+    for name, parameter in decoder.named_parameters():
+        assert torch.equal(parameter, expected[name])
+    assert (tmp_path / "model" / "tokenizer.json").is_file()
+
+    longer = (*SHORT, "--set", "num_steps=7", "--set", "learner.parallel.shards=1")
+    resumed = lab.train("ranked", *longer, "--resume").wait()
+    assert resumed.status == 0, resumed.err
+    assert len(steps(ranked)) == 7
+    assert (ranked / "checkpoints/step-000007/hf/model.safetensors").is_file()
+
+
+def test_what_ranks_cannot_have_is_refused_before_anything_starts(
+    lab: Lab, headrace: Command
+) -> None:
+    tensor = headrace("check", lab.recipe, "--set", "learner.parallel.tensor=3")
+    assert tensor.status == 2
+    assert "learner.parallel.tensor = 3: it must divide the model's 2 attention heads" in tensor.err
+    assert "use 1 or 2" in tensor.err
+    lora = ("--set", "learner.lora.rank=4", "--set", "learner.parallel.shards=2")
+    adapter = headrace("check", lab.recipe, *lora)
+    assert adapter.status == 2
+    assert "learner.lora with learner.parallel of 2 ranks" in adapter.err
