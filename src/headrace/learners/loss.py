@@ -11,7 +11,7 @@ and no part of the denominator.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from headrace.learners.value_head import ValueHead
 from headrace.models.foreign import ForeignDecoder, Policy
 from headrace.objectives.aggregation import without_rejected
 from headrace.objectives.kl import k2, k3
-from headrace.objectives.logprobs import linear_logprobs
+from headrace.objectives.logprobs import Support, linear_logprobs
 from headrace.objectives.losses import (
     cispo,
     dppo_tv,
@@ -52,6 +52,24 @@ from headrace.objectives.sequence_losses import gmpo, gspo
 
 LOGIT_CHUNK = 512
 """Tokens whose logits are computed together, one tile of the vocabulary at a time."""
+
+
+class LinearLogprobs(Protocol):
+    """`linear_logprobs`, or what computes the same."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        ids: Tensor,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        support: Support | None,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies [N]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +114,14 @@ def read_tokens(
     *,
     entropy_gradient: bool = False,
     head: ValueHead | None = None,
+    predict: LinearLogprobs = linear_logprobs,
 ) -> Readings:
     """Return what ``decoder`` and ``head`` say of the micro-batch's trained tokens.
 
     Over the tokens that filters left where the generator recorded them. Logits are computed for
     predicting positions only, a chunk at a time, by products in ``dtype``. What a group's prompt
     has in common, its last value included, is computed once, unless transformers computes.
+    ``predict`` is the output layer of a decoder.
     """
     if isinstance(decoder, ForeignDecoder):
         hidden = trained_hidden(decoder, batch)
@@ -112,7 +132,7 @@ def read_tokens(
         return Readings(logprobs=logprobs, entropy=entropy, values=values)
     attention = SharedPrefix(batch, decoder.config.windows)
     hidden = decoder(batch.input_ids, batch.positions, attention)
-    logprobs, entropy = linear_logprobs(
+    logprobs, entropy = predict(
         hidden.index_select(0, batch.source_rows).to(dtype),
         decoder.output_weight,
         batch.target_ids,

@@ -44,6 +44,8 @@ class Case:
     batches: Sequence[Sequence[RolloutGroup]]
     """Of each step."""
     dtype: torch.dtype = torch.float64
+    compute: torch.dtype | None = None
+    """Of products; None: of the weights."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ class Trained:
     results: list[StepResult]
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """What one rank has of it, and the norm of all of it."""
+
+    pieces: list[Held]
+    norm: float
+
+
 # --- jobs -------------------------------------------------------------------------------------
 
 
@@ -83,7 +93,7 @@ def ranked(case: Case, parallel: ParallelConfig) -> tuple[PolicyUpdater, RankLay
         adopted(),
         case.config,
         num_updates=10,
-        compute_dtype=case.dtype,
+        compute_dtype=case.compute or case.dtype,
         reference=adopted() if has_reference else None,
         layout=layout,
     )
@@ -96,19 +106,13 @@ def train(case: Case, parallel: ParallelConfig) -> Trained:
     return Trained(weights=held(layout.pieces), results=results)
 
 
-def gradient(case: Case, parallel: ParallelConfig) -> list[Held]:
+def gradient(case: Case, parallel: ParallelConfig) -> Gradient:
     updater, layout = ranked(case, parallel)
     for _ in range(2):  # nothing of the first may be left in the second
         for parameter in updater._parameters:
             parameter.grad = None
         updater._accumulate(updater._plan(updater._score(list(case.batches[0]), LossSums())))
-    return held(layout.pieces, of_gradients=True)
-
-
-def norm(case: Case, parallel: ParallelConfig) -> float:
-    updater, layout = ranked(case, parallel)
-    updater._accumulate(updater._plan(updater._score(list(case.batches[0]), LossSums())))
-    return layout.gradient_norm()
+    return Gradient(pieces=held(layout.pieces, of_gradients=True), norm=layout.gradient_norm())
 
 
 def save(case: Case, parallel: ParallelConfig, directory: Path) -> None:
@@ -156,7 +160,7 @@ def alone(case: Case) -> PolicyUpdater:
         decoder,
         case.config,
         num_updates=10,
-        compute_dtype=case.dtype,
+        compute_dtype=case.compute or case.dtype,
         reference=frozen(decoder) if case.config.objective.kl_coefficient > 0 else None,
     )
 
@@ -199,6 +203,8 @@ class Ranks:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         self._jobs = 0
+        self.made: dict[str, Path] = {}
+        """What tests share."""
         self._ends: list[Connection] = []
         self._processes = []
         for _ in range(self.SIZE):

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from headrace.config import ParallelConfig
 from headrace.learners.division import divided
 from headrace.learners.layout import ReadingSetting
-from headrace.learners.loss import Readings, read_tokens
+from headrace.learners.loss import LinearLogprobs, Readings, read_tokens
 from headrace.learners.metrics import LossSums
 from headrace.learners.packing import Microbatch, idle_microbatch
 from headrace.learners.parallel.pieces import (
@@ -32,11 +32,13 @@ from headrace.learners.parallel.pieces import (
     sharded_piece,
     whole_piece,
 )
+from headrace.learners.parallel.split_head import SplitHead, share_lookup
 from headrace.learners.parallel.tensor_plan import sees_part_of_heads, split_matrices
 from headrace.learners.selection import TrainingGroup
 from headrace.learners.value_head import ValueHead, named_parameters
 from headrace.models.decoder import Decoder
 from headrace.models.foreign import Policy
+from headrace.objectives.logprobs import linear_logprobs
 
 T = TypeVar("T")
 
@@ -44,9 +46,10 @@ T = TypeVar("T")
 class _Reader(nn.Module):
     """A decoder's whole forward pass, log-probs included: all that touches weights is inside."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, predict: LinearLogprobs) -> None:
         super().__init__()
         self.decoder = decoder
+        self.predict = predict
 
     def forward(
         self, batch: Microbatch, setting: ReadingSetting, head: ValueHead | None
@@ -58,6 +61,7 @@ class _Reader(nn.Module):
             setting.dtype,
             entropy_gradient=setting.entropy_gradient,
             head=head,
+            predict=self.predict,
         )
         # Plain tensors: the hooks that gather weights for the backward pass look for such.
         return found.logprobs, found.entropy, found.values
@@ -82,6 +86,8 @@ class RankLayout:
         self._data_group, _ = dist.new_subgroups_by_enumeration(sides)  # type: ignore[no-untyped-call]
         self._readers: dict[int, _Reader] = {}
         self._pieces: tuple[Piece, ...] = ()
+        self._in_parts: set[str] = set()
+        """Parameters of which each tensor rank computes a part of the gradient."""
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -90,9 +96,13 @@ class RankLayout:
 
     def adopt(self, decoder: Decoder) -> None:
         """Cut ``decoder``, whose memory nothing was read into yet, and keep this rank's part."""
+        predict: LinearLogprobs = linear_logprobs
         if self._config.tensor > 1:
             split_matrices(decoder, self._mesh["tensor"])
-        reader = _Reader(decoder)
+            predict = SplitHead(self._mesh["tensor"].get_group())
+            if decoder.config.tie_word_embeddings:
+                share_lookup(decoder.model.embed_tokens, self._config.tensor)
+        reader = _Reader(decoder, predict)
         names = ("replica", "shard") if self._config.replicas > 1 else ("shard",)
         for module in (*decoder.model.layers, reader):
             sharded = fully_shard(module, mesh=self._mesh[names], reshard_after_forward=True)
@@ -115,6 +125,8 @@ class RankLayout:
             for name, parameter in named_parameters(head).items()
         ]
         self._pieces = (*self.pieces_of(decoder), *heads)
+        self._in_parts = {p.name for p in self._pieces if sees_part_of_heads(p.name)}
+        self._in_parts |= {decoder.output_name}
         return {piece.name: piece.local for piece in self._pieces}
 
     def read(
@@ -168,7 +180,7 @@ class RankLayout:
                 continue
             if piece.local is piece.source:
                 dist.all_reduce(gradient, group=self._data_group)
-            elif self._config.tensor > 1 and sees_part_of_heads(piece.name):
+            elif self._config.tensor > 1 and piece.name in self._in_parts:
                 dist.all_reduce(gradient, group=self._mesh["tensor"].get_group())
 
     def gradient_norm(self) -> float:

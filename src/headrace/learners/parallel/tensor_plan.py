@@ -3,7 +3,8 @@
 Megatron's cut (Shoeybi et al. 2019, arXiv:1909.08053): what reads a layer's input is cut by its
 outputs, so each rank has whole heads and whole gates; what writes a layer's output is cut by its
 inputs, and the sums are added up over the ranks. Embedding, norms and output layer are whole on
-every rank. Norms of single heads see a part of the heads, so their gradient is a part too.
+every rank. Norms of single heads see a part of the heads, so their gradient is a part too; of the
+output layer, `split_head` says who computes what.
 """
 
 from __future__ import annotations
