@@ -196,7 +196,7 @@ def test_a_rank_that_dies_in_a_step_ends_all_and_is_named_with_how_and_its_last_
         os.kill(second, signal.SIGKILL)
         os.kill(first, signal.SIGCONT)
 
-    expected = rf"rank 1 of the learner \(process {second}\) was killed by SIGKILL at step"
+    expected = rf"rank 1 of the learner \(process {second}\) was killed by SIGKILL during a step"
     with pytest.raises(RunError, match=expected):
         run(step_and(learner, batch, kill))
     assert not is_there(first)
@@ -213,7 +213,7 @@ def test_a_rank_that_hangs_ends_all_at_the_deadline_and_is_named(
     first, second = pids_of(learner)
     os.kill(second, signal.SIGSTOP)
     with pytest.raises(
-        RunError, match=rf"^rank 1 \(process {second}\) is stopped.* no answer at step"
+        RunError, match=rf"^rank 1 \(process {second}\) is stopped.* no answer during a step"
     ):
         run(learner.step(batch))
     assert not is_there(first)
@@ -225,7 +225,7 @@ def test_ranks_that_cannot_start_say_why(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(
-        RunError, match=r"rank \d of the learner .* ended with exit status 1 at starting"
+        RunError, match=r"rank \d of the learner .* ended with exit status 1 during the start"
     ):
         make_ranked()
 

@@ -37,6 +37,15 @@ _CLOSE_SECONDS = 5.0
 """For a rank to end by itself."""
 _LAST_WORDS = 2000
 """Characters of standard error that are kept of each rank."""
+_DOING = {
+    "start": "the start",
+    "rehearse": "the rehearsal",
+    "step": "a step",
+    "fill": "the publication of weights",
+    "save": "a checkpoint",
+    "load": "the resumption",
+}
+"""What a request is called in an error."""
 _LINES = 8
 """Of them, lines that an error quotes."""
 _WAITING = ("torch/distributed/", "torch/autograd/")
@@ -221,7 +230,7 @@ class RankProcesses:
             self._processes.append(process)
             expected.append(process.expect(READY))
             process.send(encode(Request(number=READY, method="begin", arguments=(setting,))))
-        await self._answers(expected, "starting")
+        await self._answers(expected, "start")
 
     async def _ask(self, method: str, arguments: tuple[object, ...]) -> list[Any]:
         expected, _ = self._send(method, arguments)
@@ -290,26 +299,29 @@ class RankProcesses:
         where: Mapping[int, str],
     ) -> RunError:
         """Say which rank was the first cause: what died, else what hangs, else what failed."""
+        when = f"during {_DOING[what]}"
         if dead:
             first = dead[0]
             words = " | ".join(first.words[-_LINES:]) or "it said nothing"
             others = ", ".join(str(process.rank) for process in dead[1:])
             more = f" (and rank {others})" if others else ""
             return RunError(
-                f"rank {first.rank} of the learner (process {first.pid}){more} {first.ending()} at "
-                f"{what}; the other ranks were stopped. Its last words: {words}"
+                f"rank {first.rank} of the learner (process {first.pid}){more} {first.ending()} "
+                f"{when}; all ranks were stopped, and --resume goes on from the last checkpoint. "
+                f"Its last words: {words}"
             )
         if where:
             listed = "; ".join(f"rank {rank} {place}" for rank, place in where.items())
             return RunError(
-                f"{listed}: no answer at {what} within learner.parallel.timeout_seconds = "
-                f"{self._timeout:g}; all ranks were stopped"
+                f"{listed}: no answer {when} within learner.parallel.timeout_seconds = "
+                f"{self._timeout:g}; all ranks were stopped, and --resume goes on from the last "
+                "checkpoint"
             )
         failed = {rank: error for rank, error in enumerate(errors) if error is not None}
         rank = min(failed, key=lambda rank: (_is_echo(failed[rank]), rank))
         cause = failed[rank]
         kind = type(cause) if isinstance(cause, RunError) else RunError
-        return kind(f"rank {rank} of the learner failed at {what}: {cause}; all were stopped")
+        return kind(f"rank {rank} of the learner failed {when}: {cause}; all were stopped")
 
     async def _asked_where(self, late: Sequence[_RankProcess]) -> dict[int, str]:
         """Return where each late rank is, those alone that do not wait for others if there are."""
