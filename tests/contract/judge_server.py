@@ -82,6 +82,10 @@ class JudgeServer:
     def __init__(self) -> None:
         self.script: Script = lambda _asked, _number: graded(1)
         self.asked: list[Asked] = []
+        self.models = Said(raw=b'{"data": [{"id": "m"}]}')
+        """The list of models."""
+        self.keys: list[str | None] = []
+        """With which that was asked for."""
         self.open = self.most_open = 0
         self.num_broken_off = 0
         """Requests whose client left before the reply."""
@@ -125,6 +129,10 @@ class JudgeServer:
                 )
                 with judge._counted(asked) as number:
                     self._say(judge.script(asked, number))
+
+            def do_GET(self) -> None:
+                judge.keys.append(self.headers["Authorization"])
+                self._say(judge.models)
 
             def _say(self, said: Said) -> None:
                 if not self._wait(said.seconds):

@@ -93,6 +93,13 @@ def test_check_names_what_cannot_be(
     assert words in ended.err
 
 
+def test_a_judge_that_does_not_answer_yet_is_a_note(lab: Lab, headrace: Command) -> None:
+    judge = JUDGE.replace(',api_key_variable="%s"', "")
+    ended = headrace("check", lab.recipe, "--set", judge)
+    assert ended.status == 0
+    assert "note: verifier.components.style: http://127.0.0.1:1/v1/models does not" in ended.err
+
+
 def test_a_key_that_no_header_takes_is_refused_and_not_shown(
     lab: Lab, headrace: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,11 @@ from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.rank_problems import rank_problems
 from headrace.runtime.remote_verifiers import remote_findings
-from headrace.runtime.verifier_checks import check_component, isolation_note
+from headrace.runtime.verifier_checks import (
+    check_component,
+    component_notes,
+    isolation_note,
+)
 from headrace.types import Message, SamplingParams
 from headrace.verifiers import AnswerCheck, answer_checker, needs_answer, row_tasks
 
@@ -121,6 +125,7 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
     for name, component in config.verifier.components.items():
         with _collect(found):
             check_component(name, component)
+            found.notes += component_notes(name, component)
     if recipe.knows("verifier"):
         with _collect(found):
             note = isolation_note(config.verifier)

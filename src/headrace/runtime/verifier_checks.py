@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 
 from headrace.config import (
     CodeConfig,
@@ -54,6 +55,20 @@ def isolation_note(config: VerifierConfig) -> str | None:
 
     tier = choose_tier(config.sandbox)
     return f"programs of completions run in isolation of the tier {tier.value} (docs/SANDBOX.md)"
+
+
+def component_notes(name: str, component: ComponentConfig) -> Iterator[str]:
+    """Yield what is worth knowing of a component before the run and no reason to refuse it."""
+    match component:
+        case JudgeConfig() | RubricConfig():
+            from headrace.verifiers.judge.reach import why_unreachable  # noqa: PLC0415 - an extra
+
+            variable = component.api_key_variable
+            why = why_unreachable(component, None if variable is None else os.environ[variable])
+            if why is not None:
+                yield f"verifier.components.{name}: {why}"
+        case _:
+            return
 
 
 def _check_function(where: str, component: FunctionConfig) -> None:

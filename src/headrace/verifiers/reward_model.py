@@ -101,6 +101,9 @@ class RewardModelComponent:
 
 def check_reward_model(config: RewardModelConfig) -> None:
     """Load the model in a process of its own. Raises ConfigError if it cannot score."""
+    if not config.path.is_dir():
+        msg = f"path = {str(config.path)!r}: no such directory"
+        raise ConfigError(msg)
     pool = ProcessPool(_spec(config))
     try:
         problem = pool.start_problem()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,9 +116,6 @@ class _Scorer:
             raise ConfigError(msg) from error
 
     def _load_model(self) -> Any:  # noqa: ANN401 - transformers has no types
-        if not Path(self._settings["path"]).is_dir():
-            msg = f"{self.where}: no such directory"
-            raise ConfigError(msg)
         try:
             model, loading = AutoModelForSequenceClassification.from_pretrained(
                 self._settings["path"],
