@@ -76,7 +76,7 @@ class MathConfig(ComponentSection):
     answer_type: AnswerType = "auto"
     """What the expected answers are; ``auto`` goes by how each is written."""
     answer_type_column: str | None = None
-    """Column of the data that declares a row's own answer type; a row without one has
+    """Column of the data that declares a row's own answer type; null there means
     ``answer_type``."""
     form: AnswerForm = "any"
     """``final``: an answer that is left to work out, such as 12*34 or 2x=10, is wrong, unless the

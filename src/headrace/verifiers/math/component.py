@@ -80,11 +80,14 @@ class MathComponent:
 
     def answer_problem(self, answer: str, columns: Mapping[str, object]) -> str | None:
         """Return why ``answer`` cannot be an expected answer of this row, or None. Blocks."""
+        column = self._config.answer_type_column
+        if column is not None and column not in columns:
+            return f"answer_type_column = {column!r}: the row has no such column"
         declared = self._type_of(columns)
         rules = self._rules.get(declared)
         if rules is None:
             allowed = ", ".join(self._rules)
-            return f"{self._config.answer_type_column} = {declared!r}: must be one of {allowed}"
+            return f"{column} = {declared!r}: must be one of {allowed}"
         try:
             gold = read_gold(answer, rules)
         except UnreadableGold as reason:

@@ -264,6 +264,14 @@ def test_a_type_that_does_not_exist_leaves_the_rollout_unscored_and_is_told_at_l
     assert "'numbr': must be one of auto, number" in problem
 
 
+def test_a_row_without_the_column_of_types_is_a_fault_and_null_is_the_type_of_the_recipe(
+    by_row: MathComponent,
+) -> None:
+    problem = by_row.answer_problem("5", {"typ": "number"})
+    assert problem == "answer_type_column = 'type': the row has no such column"
+    assert by_row.answer_problem("5", {"type": None}) is None
+
+
 def test_what_has_no_value_is_no_expected_answer() -> None:
     component = MathComponent(MathConfig(kind="math", num_processes=1, timeout_seconds=60.0))
     try:
