@@ -65,6 +65,7 @@ def test_verify_explains_each_test_and_takes_settings(tmp_path: Path, headrace: 
         ({"prompt": "x"}, "tests: no column that holds tests"),
         ({"tests": [], "verifier": {"credits": "all"}}, "verifier.credits: "),
         ({"tests": [], "verifier": 3}, "must be an object"),
+        ({"tests": [], "sandbox": {"tier": "jail"}}, "sandbox.tier: "),
         ([], "must be a JSON object"),
     ],
 )

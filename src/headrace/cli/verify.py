@@ -33,7 +33,7 @@ def verify(
         Path,
         typer.Option(
             help='JSON file with "answer", or for code with the columns of a row that hold its '
-            'tests; "prompt" and "verifier", settings as in a recipe, if you like.'
+            'tests; "prompt", and settings in "verifier" and "sandbox", if you like.'
         ),
     ],
     answer: Annotated[Path, typer.Option(help="Text file with the completion to score.")],
@@ -46,7 +46,7 @@ def verify(
     """Score one completion and print its Verdict as JSON, which is the only form it has."""
     del as_json
     row = _read_row(task)
-    config = _verifier(kind, row.pop("verifier", {}), task)
+    config = _verifier(kind, row.pop("verifier", {}), row.pop("sandbox", {}), task)
     expected = None if kind is Kind.CODE else _expected(row, task)
     _check(config, kind, row, expected, task)
     verdict = asyncio.run(_verified(config, kind, row, expected, _read(answer), explain=explain))
@@ -84,7 +84,7 @@ async def _verified(
     )
 
 
-def _verifier(kind: Kind, settings: object, path: Path) -> VerifierConfig:
+def _verifier(kind: Kind, settings: object, sandbox: object, path: Path) -> VerifierConfig:
     """Return a verifier of one component. Raises DataError naming a setting that is wrong."""
     from pydantic import ValidationError
 
@@ -94,15 +94,21 @@ def _verifier(kind: Kind, settings: object, path: Path) -> VerifierConfig:
     if not isinstance(settings, dict):
         msg = f'{path}: "verifier" must be an object with settings of kind = "{kind.value}"'
         raise DataError(msg)
-    tree = {"components": {kind.value: {**settings, "kind": kind.value}}}
+    tree = {"components": {kind.value: {**settings, "kind": kind.value}}, "sandbox": sandbox}
     try:
         return VerifierConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         problems = [
-            f"{path}: verifier.{'.'.join(map(str, detail['loc'][3:]))}: {detail['msg']}"
+            f"{path}: {_key(detail['loc'])}: {detail['msg']}"
             for detail in error.errors(include_url=False)
         ]
         raise DataError(*problems) from error
+
+
+def _key(place: tuple[str | int, ...]) -> str:
+    """Return the key of the task's file that stands at ``place`` of the config."""
+    parts = ("verifier", *place[3:]) if place[0] == "components" else place
+    return ".".join(map(str, parts))
 
 
 def _check(

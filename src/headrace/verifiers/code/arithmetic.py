@@ -86,7 +86,7 @@ FUNCTIONS: Mapping[str, Callable[..., Value]] = {
 VIEWS: Mapping[str, Callable[..., Value]] = {
     name: FUNCTIONS[name]
     for name in (
-        "abs", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "round",
+        "abs", "bool", "float", "frozenset", "int", "len", "list", "max", "min", "round",
         "set", "sorted", "str", "sum", "tuple",
     )
 }  # fmt: skip

@@ -22,7 +22,7 @@ from headrace.verifiers.sandbox import canonical
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _MAX_NUMBER_CHARS = 64
 """A longer token is compared as text: no float says as much."""
-_HASHING = frozenset(("set", "frozenset", "dict"))
+_HASHING = frozenset(("set", "frozenset"))
 _MAX_COLLISIONS = 64
 """Different items of one list with equal hashes, when a set is made of it."""
 _FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError)

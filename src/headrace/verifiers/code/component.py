@@ -169,7 +169,7 @@ class CodeComponent:
         else:
             stdin = test.check.stdin.encode("utf-8", "surrogatepass")
         return Job(
-            job_id=_job_id(source, stdin, call, self._config.language),
+            job_id=_job_id(self._config.language, source, stdin, call, self._limits),
             language=self._config.language,
             source=source,
             stdin=stdin,
@@ -195,10 +195,14 @@ def _found_as(function: str, source: str) -> str:
     return function
 
 
-def _job_id(source: str, stdin: bytes, call: PythonCall | None, language: str) -> str:
+def _job_id(
+    language: str, source: str, stdin: bytes, call: PythonCall | None, limits: Limits
+) -> str:
+    """Return an id that stands for this work alone, also beside that of other components."""
     digest = hashlib.blake2b(digest_size=16)
     given = b"" if call is None else call.function.encode() + b"\0" + call.arguments
-    for part in (language.encode(), source.encode("utf-8", "surrogatepass"), stdin, given):
+    settings = f"{language} {limits}".encode()
+    for part in (settings, source.encode("utf-8", "surrogatepass"), stdin, given):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
 

@@ -150,6 +150,7 @@ def test_evalplus_assertions_are_read_with_the_tolerance_that_they_imply() -> No
         "assert f([1, 2][7]) == 1",
         "assert f(f(1)) == 1",
         "assert f(1).real == 1",
+        "assert dict(f(1)) == {1: 2}",  # keys of the policy's choice, in a dict that is made here
         "assert [f(1), f(2)] == [1, 2]",
         "assert f(1) == 1 == 1",
         "assert False",

@@ -238,6 +238,8 @@ def test_the_same_program_and_input_are_the_same_job(grade: Grade, executor: InP
     ids = [job.job_id for job in executor.jobs]
     assert len(set(ids)) == 10
     assert ids[:5] == ids[5:10]
+    grade(ECHO, block("print(input())"), cpu_seconds=1.0)
+    assert not {job.job_id for job in executor.jobs[15:]} & set(ids)
 
 
 def test_only_so_many_held_out_tests_are_run_as_declared(grade: Grade, executor: InProcess) -> None:
