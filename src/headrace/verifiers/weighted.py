@@ -149,8 +149,14 @@ class WeightedVerifier:
             if not self._components[gate].is_met(score.reward):
                 detail = f"not asked: {gate} paid {score.reward:g}"
                 return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)
-        asked = time.monotonic()
-        score = await _score_component(part, prompt, rollout)
+        settled = _settled_by_its_end(part, rollout)
+        if settled is not None:
+            return settled
+        component, asked = part.component, time.monotonic()
+        if isinstance(component, RolloutComponent):
+            score = await component.score_rollout(prompt, rollout)
+        else:
+            score = await component.score(prompt, rollout.text)
         self._times.add(part.kind, time.monotonic() - asked)
         return score
 
@@ -226,7 +232,8 @@ def _why_not(scores: Collection[Score]) -> Outcome:
     return next((outcome for outcome in _WORST_FIRST if outcome in found), Outcome.WRONG)
 
 
-async def _score_component(part: WeightedComponent, prompt: Prompt, rollout: Rollout) -> Score:
+def _settled_by_its_end(part: WeightedComponent, rollout: Rollout) -> Score | None:
+    """Return the score that how a rollout ended settles, or None where its text is looked at."""
     match rollout.finish_reason:
         case "abort":
             # Taken back by us: whatever it says so far is not the policy's last word.
@@ -239,7 +246,4 @@ async def _score_component(part: WeightedComponent, prompt: Prompt, rollout: Rol
             detail = "cut off by the token limit (require_stop)"
             return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)
         case _:
-            component = part.component
-            if isinstance(component, RolloutComponent):
-                return await component.score_rollout(prompt, rollout)
-            return await component.score(prompt, rollout.text)
+            return None

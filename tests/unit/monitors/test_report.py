@@ -19,6 +19,7 @@ from headrace.monitors import (
     read_run,
     summarise,
     write_report,
+    write_rollouts,
 )
 from headrace.monitors.report.charts import MAX_POINTS, charts_of
 from headrace.monitors.report.samples import comparisons_of
@@ -274,6 +275,19 @@ def test_the_held_out_comparison_shows_the_greedy_rollout(run_directory: Path) -
     assert [left.passed for left, _ in held_out.pairs] == [
         greedy[left.prompt_id] for left, _ in held_out.pairs
     ]
+
+
+def test_what_a_rollout_looks_like_it_tries_stands_beside_it(run_directory: Path) -> None:
+    path = next(iter((run_directory / "rollouts").glob("eval-*.parquet")))
+    assert 'badge-fail">exits_early' not in write_report(run_directory).read_text()
+    noted = [
+        group.scored(
+            [dataclasses.replace(v, labels=("exits_early",)) for v in group.verdicts or ()]
+        )
+        for group in read_rollouts(path)
+    ]
+    write_rollouts(path, noted)
+    assert 'badge-fail">exits_early' in write_report(run_directory).read_text()
 
 
 def test_a_very_long_completion_is_clipped(build_run: Callable[..., Path]) -> None:

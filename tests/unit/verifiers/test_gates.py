@@ -171,6 +171,11 @@ def test_what_was_asked_is_timed_by_kind_and_what_was_not_is_not() -> None:
     assert metrics["verifier/kind/format/latency/p99_seconds"] >= 0.0
     assert "verifier/kind/judge/latency/p99_seconds" not in metrics
     assert verifier.metrics() == {}
+    strict = {"answer": replace(part(Paying(1.0)), kind="judge", require_stop=True)}
+    verifier = WeightedVerifier(strict, pass_threshold=1.0, max_failed_share=0.5, window=1000)
+    cut_off = replace(group("5").rollouts[0], finish_reason="length")
+    asyncio.run(verifier.score(replace(group("5"), rollouts=(cut_off,))))
+    assert verifier.metrics() == {}
 
 
 def test_what_components_share_tells_its_figures_once() -> None:

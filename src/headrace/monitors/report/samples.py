@@ -39,6 +39,8 @@ class Sample:
     reward: str
     outcome: str
     detail: str
+    labels: tuple[str, ...]
+    """What the completion looks like it tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,4 +144,5 @@ def _sample(group: RolloutGroup, index: int) -> Sample:
         reward=number(verdict.reward) if scored and verdict and verdict.reward is not None else "",
         outcome=verdict.outcome.value if verdict is not None else "not scored",
         detail=clipped(verdict.detail, MAX_CHARACTERS) if verdict is not None else "",
+        labels=verdict.labels if verdict is not None else (),
     )
