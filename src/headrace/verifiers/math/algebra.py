@@ -1,9 +1,10 @@
 """Whether two expressions are the same, by their values at many points in balls of high precision.
 
-Runs in a grading process. That two expressions differ is certain: their balls do not meet. That
-they are the same is evidence: the balls of both meet at every point, in balls so small that two
-different expressions of this length and with numbers of this size would hardly meet (`_height`).
-The points are drawn from both texts, so that no answer can be made that is right only there.
+Runs in a grading process. That two expressions differ is certain: their balls do not meet. That two
+numbers made of roots are the same is proven (`separation`). Else it is evidence: the balls of both
+meet at every point, in balls so small that two different expressions of this length and with
+numbers of this size would hardly meet (`_height`). The points are drawn from both texts, so that no
+answer can be made that is right only there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from headrace.verifiers.math.balls import (
 )
 from headrace.verifiers.math.deciding import ExactDecider
 from headrace.verifiers.math.exact import bits, value_of
+from headrace.verifiers.math.separation import separation_bits
 from headrace.verifiers.math.tree import (
     Constant,
     Number,
@@ -62,8 +64,12 @@ class BallDecider(ExactDecider):
         return _may_agree(gold, answer, names, bits=most, is_real=is_real, is_last=True)
 
     def _same_constant(self, gold: Tree, answer: Tree, *, is_real: bool) -> bool:
-        enough = _enough_bits(gold, answer)
-        for working in (_FIRST_BITS, enough, min(4 * enough, _MOST_BITS)):
+        difference = Operation("add", (gold, Operation("neg", (answer,))))
+        proof = separation_bits(difference) if is_real else None
+        if proof is not None and proof > _MOST_BITS:
+            proof = None
+        enough = max(_enough_bits(gold, answer), 2 * (proof or 0))
+        for working in (_FIRST_BITS, enough, min(4 * enough, 4 * _MOST_BITS)):
             with precision(working):
                 left = evaluate(gold, {}, is_real=is_real)
                 right = evaluate(answer, {}, is_real=is_real)
@@ -72,7 +78,9 @@ class BallDecider(ExactDecider):
                 verdict = self._close(left, right)
                 if verdict is not None:
                     return verdict
-                if working >= enough and _is_evidence(left, right):
+                if _is_zero(left - right, proof) or (
+                    proof is None and working >= enough and _is_evidence(left, right)
+                ):
                     return True
         return False
 
@@ -166,6 +174,13 @@ def _one_matters(left: Ball, right: Ball, *, is_real: bool) -> bool:
         return False
     finite = left if left.is_finite() else right
     return not is_real or is_real_ball(finite)
+
+
+def _is_zero(difference: Ball, proof: int | None) -> bool:
+    """Whether a difference is smaller than it could be without being 0, which proves it 0."""
+    if proof is None:
+        return False
+    return bool(abs(difference) < ball_of_fraction(Fraction(1, 2**proof)).real)
 
 
 def _is_evidence(left: Ball, right: Ball) -> bool:

@@ -59,7 +59,21 @@ def _region_problem(gold: Reading, rules: Rules) -> str | None:
 
 
 def judge(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> Judgement:
-    """Return whether an answer is right. Raises UnreadableGold, and NeedsAlgebra as ``decide``."""
+    """Return whether an answer is right. Raises UnreadableGold, and NeedsAlgebra as ``decide``.
+
+    An answer that this program has a fault with is wrong: a policy must not learn that breaking
+    the grader keeps a rollout from counting.
+    """
+    try:
+        return judged(gold_text, answer_text, rules, decide)
+    except (UnreadableGold, NeedsAlgebra, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - see the docstring
+        return Judgement(right=False, rule=f"cannot be compared: {type(error).__name__}")
+
+
+def judged(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> Judgement:
+    """Do the same, and raise whatever a fault of this program raises."""
     gold = read_gold(gold_text, rules)
     try:
         answer = _answer(gold, answer_text, rules)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.config import AnswerType
 from headrace.verifiers.math.algebra import BallDecider
 from headrace.verifiers.math.compare import Rules
-from headrace.verifiers.math.judging import UnreadableGold, explain, judge
+from headrace.verifiers.math.judging import UnreadableGold, explain, judged
 
 PIECES = [
     *(
@@ -50,7 +50,7 @@ def right(gold: str, answer: str, answer_type: AnswerType = "auto") -> bool | No
     """Whether an answer is right; None where the expected one cannot be."""
     rules = Rules(answer_type=answer_type)
     try:
-        return judge(gold, answer, rules, BallDecider(rules.tolerance)).right
+        return judged(gold, answer, rules, BallDecider(rules.tolerance)).right
     except UnreadableGold:
         return None
 

@@ -13,7 +13,8 @@ from headrace.verifiers.math.algebra import BallDecider
 from headrace.verifiers.math.compare import Rules
 from headrace.verifiers.math.component import MathComponent
 from headrace.verifiers.math.deciding import Tolerance
-from headrace.verifiers.math.judging import UnreadableGold, judge, read_gold
+from headrace.verifiers.math.judging import UnreadableGold, judge, judged, read_gold
+from headrace.verifiers.math.tree import Tree
 
 RIGHT: list[tuple[AnswerType, str, str]] = [
     ("number", "1/2", "0.5"),
@@ -270,6 +271,18 @@ def test_a_row_without_the_column_of_types_is_a_fault_and_null_is_the_type_of_th
     problem = by_row.answer_problem("5", {"typ": "number"})
     assert problem == "answer_type_column = 'type': the row has no such column"
     assert by_row.answer_problem("5", {"type": None}) is None
+
+
+class Broken(BallDecider):
+    def same(self, gold: Tree, answer: Tree) -> bool:
+        raise ZeroDivisionError(gold, answer)
+
+
+def test_an_answer_that_breaks_the_grader_is_wrong_and_not_left_out() -> None:
+    judgement = judge("5", "6", Rules(), Broken(Tolerance()))
+    assert (judgement.right, judgement.rule) == (False, "cannot be compared: ZeroDivisionError")
+    with pytest.raises(ZeroDivisionError):
+        judged("5", "6", Rules(), Broken(Tolerance()))
 
 
 def test_what_has_no_value_is_no_expected_answer() -> None:
