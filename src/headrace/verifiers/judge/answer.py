@@ -36,7 +36,8 @@ class Vote:
 
 def read_vote(content: str, criteria: Mapping[str, Criterion], *, canary: str) -> Vote:
     """Return what ``content`` says; a vote without points where it is not in the agreed form."""
-    if canary in content:
+    # A judge that thinks may go through its instructions, the word among them.
+    if canary in without_thinking(content):
         return Vote(
             points=None,
             detail="the judge wrote what it must never write: the completion has taken it over",

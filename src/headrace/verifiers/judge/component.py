@@ -60,8 +60,8 @@ class JudgeComponent:
             detail = f"{len(seen)} characters; judged are 1 to {config.max_characters}"
             return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail)
         expected = prompt.answer if config.uses_answer else None
-        votes = await self._votes(Case(task=prompt.text, completion=seen, expected=expected))
-        return self._score(votes)
+        case = Case(task=prompt.text, completion=seen, expected=expected, nonce=new_secret())
+        return self._score(await self._votes(case))
 
     async def close(self) -> None:
         """Close every connection."""
@@ -108,7 +108,7 @@ class JudgeComponent:
 
     def _body(self, case: Case, response_format: str) -> dict[str, object]:
         config = self._config
-        asked = messages(self._criteria, case, nonce=new_secret(), canary=self._canary)
+        asked = messages(self._criteria, case, canary=self._canary)
         body: dict[str, object] = {
             "model": config.model,
             "messages": asked,

@@ -42,12 +42,14 @@ class Case:
     completion: str
     expected: str | None
     """The expected answer; None is not shown."""
+    nonce: str
+    """Stands on the lines of the fences; drawn once the completion was written. The same for all
+    votes on it, whose questions are then alike and computed once by an endpoint that caches."""
 
 
-def messages(
-    criteria: Mapping[str, Criterion], case: Case, *, nonce: str, canary: str
-) -> list[dict[str, str]]:
+def messages(criteria: Mapping[str, Criterion], case: Case, *, canary: str) -> list[dict[str, str]]:
     """Return the conversation that asks for a verdict. The last words are ours."""
+    nonce = case.nonce
     parts = [_fenced("TASK", case.task, nonce)]
     if case.expected is not None:
         parts.append(_fenced("EXPECTED", case.expected, nonce))
