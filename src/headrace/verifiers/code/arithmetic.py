@@ -38,6 +38,21 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Defined:
+    """A function that the text itself defines: never followed."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Referred:
+    """What such a function would return for these arguments."""
+
+    function: str
+    arguments: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """What it returns, less ``value``; or the other way round."""
 
@@ -227,8 +242,7 @@ class _Evaluation:
     def _call(self, node: ast.Call) -> Value:
         name = _dotted(node.func)
         if name in self._scope:
-            msg = f"a call of {name}, which the text itself defines"
-            raise UnreadableError(msg)
+            return self._referred(self._scope[name], node)
         if name in self._under_test:
             return self._subject(self._under_test[name], node)
         if name in _CLOSE or name in _APPROX:
@@ -249,6 +263,12 @@ class _Evaluation:
             msg = f"a call of {function} with keyword arguments"
             raise UnreadableError(msg)
         return Subject(function=function, arguments=tuple(self._parts(node.args)))
+
+    def _referred(self, function: Value, node: ast.Call) -> Referred:
+        if not isinstance(function, Defined) or node.keywords:
+            msg = "a call of what is no function of the text's, or with keyword arguments"
+            raise UnreadableError(msg)
+        return Referred(function=function.name, arguments=tuple(self._parts(node.args)))
 
     def _tolerant(self, name: str, node: ast.Call) -> Value:
         options = {part.arg: self._plain(part.value) for part in node.keywords}
@@ -365,10 +385,15 @@ def _seen(name: str, subject: Subject | Difference, rest: Sequence[Value], node:
     return replace(subject, views=(*subject.views, view))
 
 
+_NO_DATA = (
+    Subject, Defined, Referred, Difference, AbsoluteDifference, Approximate, CallTest
+)  # fmt: skip
+
+
 def _data(value: Value) -> Value:
     """Return ``value`` where it is data. Raises UnreadableError for what the function returns."""
-    if isinstance(value, Subject | Difference | AbsoluteDifference | Approximate | CallTest):
-        msg = "what the function returns, where data is needed"
+    if isinstance(value, _NO_DATA):
+        msg = "what a function returns, where data is needed"
         raise UnreadableError(msg)
     return value
 

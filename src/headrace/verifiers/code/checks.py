@@ -16,13 +16,15 @@ from headrace.verifiers.code.arithmetic import (
     FUNCTIONS,
     AbsoluteDifference,
     Approximate,
+    Defined,
     Difference,
+    Referred,
     Scope,
     Subject,
     UnreadableError,
     evaluate,
 )
-from headrace.verifiers.code.task import CallTest, Tolerance, Value
+from headrace.verifiers.code.task import CallTest, Reference, Tolerance, Value
 
 MAX_STEPS = 200_000
 """Statements followed in one row: its loops end."""
@@ -50,7 +52,9 @@ def read_checks(source: str, *, entry_point: str | None = None) -> Checks:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return Checks(tests=(), unreadable=(f"no Python: {error}",))
-    reader = _Reader(_names_under_test(tree, entry_point), _float_assertions(tree))
+    reader = _Reader(
+        _names_under_test(tree, entry_point), _float_assertions(tree), _definitions(tree)
+    )
     reader.follow(tree.body, {})
     for function in tree.body:
         if isinstance(function, ast.FunctionDef) and function.name == "check":
@@ -82,15 +86,24 @@ def _float_assertions(tree: ast.Module) -> frozenset[str]:
     )
 
 
+def _definitions(tree: ast.Module) -> str:
+    """Return the text of what a reference solution may need: imports and functions."""
+    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
+    return "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, kinds))
+
+
 class _Reader:
     """Follows statements; gathers tests and what it could not read."""
 
-    def __init__(self, under_test: Mapping[str, str], assertions: frozenset[str]) -> None:
+    def __init__(
+        self, under_test: Mapping[str, str], assertions: frozenset[str], definitions: str
+    ) -> None:
         self.tests: list[CallTest] = []
         self.unreadable: list[str] = []
         self.scope: Scope = {}
         self._under_test = under_test
         self._assertions = assertions
+        self._definitions = definitions
         self._steps = 0
         self._lost = False
 
@@ -139,8 +152,7 @@ class _Reader:
                 # It changes nothing that an assert could see.
                 pass
             case ast.FunctionDef(name=name):
-                # Not followed: a call of it is refused where it stands.
-                scope[name] = None
+                scope[name] = Defined(name=name)
             case ast.Import() | ast.ImportFrom():
                 # What they bring is in the table of `arithmetic`, or refused where it is used.
                 pass
@@ -155,7 +167,7 @@ class _Reader:
             return
         found = self._expectation(test, scope)
         if isinstance(found, CallTest):
-            self.tests.append(found)
+            self._add(found)
         elif found is not True:
             msg = f"an assert that fails or does not call the function: {_shown(test)}"
             raise UnreadableError(msg)
@@ -175,25 +187,37 @@ class _Reader:
                     return _equals(value, expected=True)
                 return value if isinstance(value, CallTest) else bool(value)
 
+    def _add(self, test: CallTest) -> None:
+        if isinstance(test.expected, Referred):
+            reference = Reference(
+                source=self._definitions,
+                function=test.expected.function,
+                arguments=test.expected.arguments,
+            )
+            test = replace(test, expected=reference)
+        self.tests.append(test)
+
     def _evalplus(self, out: ast.expr, exp: ast.expr, atol: ast.expr, scope: Scope) -> None:
         subject = self._value(out, scope)
-        expected, absolute = self._plain(exp, scope), self._plain(atol, scope)
+        expected, absolute = self._value(exp, scope), self._plain(atol, scope)
         if not isinstance(subject, Subject):
             msg = "an assertion that does not call the function"
             raise UnreadableError(msg)
-        if absolute == 0 and _is_floats(expected):
+        relative = _EVALPLUS_RELATIVE
+        if isinstance(expected, Referred):
+            # It may turn out a whole number, and a share of a large one is more than 1.
+            relative = 0.0
+        if absolute == 0 and (_is_floats(expected) or isinstance(expected, Referred)):
             absolute = _EVALPLUS_ABSOLUTE
-        tolerance = Tolerance(absolute=float(absolute), relative=_EVALPLUS_RELATIVE)
-        self.tests.append(
-            replace(_equals(subject, expected=expected), tolerance=tolerance if absolute else None)
-        )
+        tolerance = Tolerance(absolute=float(absolute), relative=relative) if absolute else None
+        self._add(replace(_equals(subject, expected=expected), tolerance=tolerance))
 
     def _value(self, node: ast.expr, scope: Scope) -> Value:
         return evaluate(node, scope, self._under_test)
 
     def _plain(self, node: ast.expr, scope: Scope) -> Value:
         value = self._value(node, scope)
-        if isinstance(value, Subject | Difference | AbsoluteDifference | CallTest):
+        if isinstance(value, Subject | Referred | Difference | AbsoluteDifference | CallTest):
             msg = f"what the function returns is needed to know {_shown(node)}"
             raise UnreadableError(msg)
         return value
@@ -213,7 +237,8 @@ def _compared(operator: ast.cmpop, left: Value, right: Value) -> CallTest | None
             return _close(right.difference, left)
         case _:
             pass
-    if any(isinstance(side, Subject | Difference | AbsoluteDifference) for side in (left, right)):
+    unsettled = Subject | Difference | AbsoluteDifference
+    if any(isinstance(side, unsettled) for side in (left, right)):
         msg = "a comparison that fixes no expected value"
         raise UnreadableError(msg)
     return None

@@ -7,20 +7,30 @@ score, and a test that was not run is not passed. What a result is worth is deci
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
 
 from headrace.config import CodeConfig
-from headrace.types import Outcome, Prompt
+from headrace.types import Prompt
+from headrace.verifiers.code.credit import is_settled, score_of
 from headrace.verifiers.code.formats import read_task
 from headrace.verifiers.code.judging import TestResult, judged
-from headrace.verifiers.code.program import defines, find_program
+from headrace.verifiers.code.program import assembled, find_program, found_as
 from headrace.verifiers.code.published import UnreadableRowError
-from headrace.verifiers.code.task import MAX_VALUE_BYTES, CallTest, CodeTask, CodeTest, shuffled
+from headrace.verifiers.code.task import (
+    MAX_VALUE_BYTES,
+    CallTest,
+    CodeTask,
+    CodeTest,
+    OutputTest,
+    Reference,
+    Value,
+    shuffled,
+)
 from headrace.verifiers.component import Score, right_or_wrong, unscored
 from headrace.verifiers.sandbox import canonical
 from headrace.verifiers.sandbox.execution import (
@@ -34,10 +44,16 @@ from headrace.verifiers.sandbox.execution import (
 
 _MAX_TASKS = 32
 """Tasks kept as read, those of the groups that are being scored; rows stay packed as they came."""
-VISIBLE_ONLY = "passes_visible_only"
-"""Label of a program that passes every visible test and none of those held out that were run."""
 _THREAD_BYTES = 1 << 15
 """A longer result is compared on a thread, so that nobody else waits for it."""
+
+
+_MAX_REFERENCES = 1024
+_MISSING = object()
+
+
+class ReferenceFailedError(Exception):
+    """A row's own solution returned nothing, so nobody knows what is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +83,8 @@ class CodeComponent:
         )
         self._tasks: OrderedDict[tuple[str, str], CodeTask] = OrderedDict()
         self._reading = threading.Lock()
+        self._references: OrderedDict[str, Value] = OrderedDict()
+        """Job -> what a row's own solution returned."""
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
         """Return the share of tests passed, as ``credit`` says; None where the sandbox failed."""
@@ -89,9 +107,12 @@ class CodeComponent:
             return CodeReport(score=right_or_wrong(right=False, detail=program.problem))
         source = assembled(task, program.source)
         tests = self._to_run(task)
-        results = await self._run(tests, source)
+        try:
+            results = await self._run(tests, source)
+        except ReferenceFailedError as error:
+            return CodeReport(score=unscored(f"prompt {prompt.prompt_id}: {error}"))
         return CodeReport(
-            score=_score(results, tests, config),
+            score=score_of(results, tests, config),
             source=source,
             results=results,
             num_tests=len(tests),
@@ -134,7 +155,7 @@ class CodeComponent:
         waiting = iter(tests)
         running: deque[asyncio.Task[TestResult]] = deque()
         try:
-            while not (results and _is_settled(results[-1], self._config)):
+            while not (results and is_settled(results[-1], self._config)):
                 while len(running) < self._config.tests_at_once:
                     test = next(waiting, None)
                     if test is None:
@@ -151,23 +172,42 @@ class CodeComponent:
         return tuple(results)
 
     async def _test(self, test: CodeTest, source: str) -> TestResult:
-        job = self._job(test, source)
+        check = test.check
+        if isinstance(check, OutputTest):
+            job = self._job(source, stdin=check.stdin.encode("utf-8", "surrogatepass"))
+        else:
+            if isinstance(check.expected, Reference):
+                test = replace(test, check=await self._referred(check, check.expected))
+            call = _call(found_as(check.function, source), check.arguments)
+            job = self._job(source, call=call)
+        execution = await self._execution(job)
+        return await _aside(lambda: judged(test, execution, self._config), execution)
+
+    async def _referred(self, check: CallTest, reference: Reference) -> CallTest:
+        """Return ``check`` with what the row's own solution returns, in an execution of its own.
+
+        Raises ReferenceFailedError where it returns nothing.
+        """
+        call = _call(reference.function, reference.arguments)
+        job = self._job(reference.source, call=call)
+        value = self._references.get(job.job_id, _MISSING)
+        if value is _MISSING:
+            execution = await self._execution(job)
+            value = _value_of(execution, self._limits.output_bytes)
+            self._references[job.job_id] = value
+            while len(self._references) > _MAX_REFERENCES:
+                self._references.popitem(last=False)
+        return replace(check, expected=value)
+
+    async def _execution(self, job: Job) -> Execution:
         execution = await self._executor.run(job)
         if execution.job_id != job.job_id:
             detail = f"the sandbox answered job {execution.job_id} instead of {job.job_id}"
-            execution = replace(execution, ending=Ending.INFRA, detail=detail)
-        return await _aside(lambda: judged(test, execution, self._config), execution)
+            return replace(execution, ending=Ending.INFRA, detail=detail)
+        return execution
 
-    def _job(self, test: CodeTest, source: str) -> Job:
-        """Return the program with one input, and nothing of what is expected."""
-        call, stdin = None, b""
-        if isinstance(test.check, CallTest):
-            function = _found_as(test.check.function, source)
-            arguments = list(test.check.arguments)
-            encoded = canonical.encode(arguments, max_bytes=MAX_VALUE_BYTES)
-            call = PythonCall(function=function, arguments=encoded)
-        else:
-            stdin = test.check.stdin.encode("utf-8", "surrogatepass")
+    def _job(self, source: str, *, stdin: bytes = b"", call: PythonCall | None = None) -> Job:
+        """Return a program with one input, and nothing of what is expected."""
         return Job(
             job_id=_job_id(self._config.language, source, stdin, call, self._limits),
             language=self._config.language,
@@ -178,21 +218,19 @@ class CodeComponent:
         )
 
 
-def assembled(task: CodeTask, program: str) -> str:
-    """Return what is run: the task's prelude, its header where that is needed, the program."""
-    parts = [task.prelude, program]
-    if task.header:
-        entry_point = task.entry_point or ""
-        continues = not (defines(program, entry_point) or defines(program, "Solution"))
-        parts = [task.prelude, task.header + program if continues else f"{task.header}\n{program}"]
-    return "\n".join(part for part in parts if part)
+def _call(function: str, arguments: Sequence[Value]) -> PythonCall:
+    encoded = canonical.encode(list(arguments), max_bytes=MAX_VALUE_BYTES)
+    return PythonCall(function=function, arguments=encoded)
 
 
-def _found_as(function: str, source: str) -> str:
-    """Return the method of ``class Solution`` where only that can be meant."""
-    if "." not in function and not defines(source, function) and defines(source, "Solution"):
-        return f"Solution.{function}"
-    return function
+def _value_of(execution: Execution, max_bytes: int) -> Value:
+    """Return what a reference returned. Raises ReferenceFailedError where it did not."""
+    if execution.is_clean and execution.returned is not None:
+        with contextlib.suppress(canonical.DecodeError):
+            return canonical.decode(execution.returned, max_bytes=max_bytes)
+    words = execution.stderr[-200:].decode(errors="backslashreplace").strip()
+    msg = f"its reference solution returned nothing: {execution.ending} {words} {execution.detail}"
+    raise ReferenceFailedError(msg)
 
 
 def _job_id(
@@ -210,63 +248,3 @@ def _job_id(
 async def _aside(judge: Callable[[], TestResult], execution: Execution) -> TestResult:
     size = len(execution.stdout) + len(execution.returned or b"")
     return judge() if size <= _THREAD_BYTES else await asyncio.to_thread(judge)
-
-
-def _is_settled(result: TestResult, config: CodeConfig) -> bool:
-    """Whether no further test can change what is paid."""
-    if result.outcome is Outcome.INFRA:
-        return True
-    if result.passed or not config.stop_when_settled:
-        return False
-    match config.credit:
-        case "all":
-            return True
-        case "share":
-            return False
-        case "visible_then_heldout":
-            return result.test.visible
-        case _:
-            assert_never(config.credit)
-
-
-def _score(results: Sequence[TestResult], tests: Sequence[CodeTest], config: CodeConfig) -> Score:
-    failed = [result for result in results if not result.passed]
-    broken = next((result for result in failed if result.outcome is Outcome.INFRA), None)
-    if broken is not None:
-        return unscored(f"test {broken.test.test_id}: {broken.detail}")
-    reward = _reward(results, tests, config)
-    passed = len(results) - len(failed)
-    detail = f"{passed} of {len(tests)} tests passed"
-    if failed:
-        first = failed[0]
-        detail += f"; test {first.test.test_id}: {first.outcome}: {first.detail}"
-    tiers = ", ".join(sorted({result.tier for result in results}))
-    outcome = failed[0].outcome if failed else Outcome.PASS
-    return Score(
-        outcome=outcome, reward=reward, detail=f"{detail} [{tiers}]", labels=_labels(results)
-    )
-
-
-def _labels(results: Sequence[TestResult]) -> tuple[str, ...]:
-    """Note a program that knows what the prompt shows and nothing else; a hint, not a proof."""
-    visible = [result.passed for result in results if result.test.visible]
-    heldout = [result for result in results if not result.test.visible]
-    wrong = any(result.outcome is Outcome.WRONG for result in heldout)
-    only = bool(visible) and all(visible) and wrong and not any(r.passed for r in heldout)
-    return (VISIBLE_ONLY,) if only else ()
-
-
-def _reward(results: Sequence[TestResult], tests: Sequence[CodeTest], config: CodeConfig) -> float:
-    """Return what is paid. A test without a result counts as not passed."""
-    num_graded = sum(not test.visible for test in tests)
-    num_passed = sum(result.passed and not result.test.visible for result in results)
-    match config.credit:
-        case "all":
-            return float(len(results) == len(tests) and all(result.passed for result in results))
-        case "share":
-            return num_passed / num_graded
-        case "visible_then_heldout":
-            visible = [result for result in results if result.test.visible]
-            return num_passed / num_graded if all(r.passed for r in visible) else 0.0
-        case _:
-            assert_never(config.credit)

@@ -7,7 +7,7 @@ that were; a row without a test is refused. Nothing of a row is executed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from headrace.config import CodeConfig, RowFormat
@@ -24,6 +24,7 @@ from headrace.verifiers.code.task import (
     CodeTask,
     CodeTest,
     OutputTest,
+    Reference,
     Value,
     hold_out,
     numbered,
@@ -132,7 +133,8 @@ def _refuse_unsendable(check: Check) -> None:
     if isinstance(check, OutputTest):
         return
     try:
-        canonical.encode([list(check.arguments), check.expected], max_bytes=MAX_VALUE_BYTES)
+        known = None if isinstance(check.expected, Reference) else check.expected
+        canonical.encode([list(check.arguments), known], max_bytes=MAX_VALUE_BYTES)
     except canonical.EncodeError as error:
         msg = f"a test of {check.function} has a value that cannot be sent: {error}"
         raise UnreadableRowError(msg) from error
@@ -258,11 +260,19 @@ def _humaneval(row: Row, column: str) -> _Draft:
     header = row.get("prompt")
     is_header = isinstance(header, str) and f"def {entry_point}" in header
     return _Draft(
-        checks=checks.tests,
+        checks=[_after(str(header), test) if is_header else test for test in checks.tests],
         unreadable=checks.unreadable,
         header=str(header) if is_header else "",
         entry_point=entry_point,
     )
+
+
+def _after(header: str, test: CallTest) -> CallTest:
+    """Put the beginning of the function, which has imports and helpers, before a reference."""
+    if not isinstance(test.expected, Reference):
+        return test
+    source = f"{header}\n{test.expected.source}"
+    return replace(test, expected=replace(test.expected, source=source))
 
 
 def _mbpp(row: Row, column: str) -> _Draft:

@@ -1,4 +1,4 @@
-"""Which part of a completion is the program.
+"""Which part of a completion is the program, and what is run with it.
 
 Pure string work, linear in the text: a policy's code is never parsed here, let alone run. What is
 thought in ``<think>`` is no answer.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from headrace.config import CodeExtraction
+from headrace.verifiers.code.task import CodeTask
 from headrace.verifiers.extract import MAX_COMPLETION_CHARS, without_thinking
 
 _FENCE = re.compile(r"^[ ]{0,3}(?P<marks>`{3,}|~{3,})(?P<info>[^\n]*)$", re.MULTILINE)
@@ -72,6 +73,23 @@ def defines(source: str, name: str) -> bool:
     name = re.escape(name)
     pattern = rf"^(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b|^{name}[ \t]*(?::[^=\n]*)?=[^=]"
     return re.search(pattern, source, re.MULTILINE) is not None
+
+
+def assembled(task: CodeTask, program: str) -> str:
+    """Return what is run: the task's prelude, its header where that is needed, the program."""
+    parts = [task.prelude, program]
+    if task.header:
+        entry_point = task.entry_point or ""
+        continues = not (defines(program, entry_point) or defines(program, "Solution"))
+        parts = [task.prelude, task.header + program if continues else f"{task.header}\n{program}"]
+    return "\n".join(part for part in parts if part)
+
+
+def found_as(function: str, source: str) -> str:
+    """Return the method of ``class Solution`` where only that can be meant."""
+    if "." not in function and not defines(source, function) and defines(source, "Solution"):
+        return f"Solution.{function}"
+    return function
 
 
 def _fault(

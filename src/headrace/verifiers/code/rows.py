@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from headrace.config import CodeConfig
 from headrace.verifiers.code.formats import read_task
 from headrace.verifiers.code.published import UnreadableRowError
-from headrace.verifiers.code.task import CallTest, CodeTest, OutputTest, literal
+from headrace.verifiers.code.task import CallTest, CodeTest, OutputTest, Reference, literal
 
 
 class RowTasks:
@@ -51,7 +51,12 @@ class RowTasks:
 
 def written_out(tests: Sequence[CodeTest]) -> str:
     """Return ``tests`` as a policy may read them: asserts, or inputs and outputs."""
-    return "\n".join(_written(test.check) for test in tests)
+    return "\n".join(_written(test.check) for test in tests if _can_be_shown(test.check))
+
+
+def _can_be_shown(check: OutputTest | CallTest) -> bool:
+    """Whether what is expected is known before a reference has been run."""
+    return isinstance(check, OutputTest) or not isinstance(check.expected, Reference)
 
 
 def _written(check: OutputTest | CallTest) -> str:

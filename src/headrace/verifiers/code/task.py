@@ -40,6 +40,15 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a row's own solution returns is expected; it runs in an execution of its own."""
+
+    source: str
+    function: str
+    arguments: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTest:
     """A program reads standard input and must write this to standard output."""
 
@@ -55,6 +64,7 @@ class CallTest:
     function: str
     arguments: tuple[Value, ...]
     expected: Value
+    """Or a `Reference`, until it has been run."""
     views: tuple[View, ...] = ()
     """Applied to what was returned, the first one first."""
     tolerance: Tolerance | None = None

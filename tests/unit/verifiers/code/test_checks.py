@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.verifiers.code import checks as checks_module
 from headrace.verifiers.code.checks import read_checks
-from headrace.verifiers.code.task import CallTest, Tolerance, View, literal
+from headrace.verifiers.code.task import CallTest, Reference, Tolerance, View, literal
 
 HUMANEVAL = """
 METADATA = {'author': 'x'}
@@ -219,3 +219,16 @@ def test_any_value_written_as_python_writes_it_is_read_back(
 @given(st.text(alphabet="assert f(x)=123[]{}'\"+-*/.,:\n \\", max_size=60))
 def test_no_text_makes_the_reader_fail(text: str) -> None:
     read_checks(text)
+
+
+def test_a_function_of_the_texts_own_is_a_reference_where_it_is_what_is_expected() -> None:
+    checks = read_checks(
+        "import math\ndef ref(x):\n    return x\ndef check(candidate):\n"
+        "    assert candidate(1) == ref(1)\n    assert candidate(ref(2)) == 2\n",
+        entry_point="f",
+    )
+    (test,) = checks.tests
+    assert isinstance(test.expected, Reference)
+    assert (test.expected.function, test.expected.arguments) == ("ref", (1,))
+    assert "def ref(x):" in test.expected.source
+    assert len(checks.unreadable) == 1

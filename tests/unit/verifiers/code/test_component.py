@@ -250,3 +250,48 @@ def test_only_so_many_held_out_tests_are_run_as_declared(grade: Grade, executor:
 def test_a_huge_output_is_compared_all_the_same(grade: Grade) -> None:
     row = {"tests": [{"input": "", "output": "x" * 200_000}]}
     assert grade(row, block("print('x' * 200_000)")).score.reward == 1.0
+
+
+REFERRED = {
+    "prompt": "from typing import List\ndef total(xs: List[int]) -> int:\n    '''Adds.'''\n",
+    "entry_point": "total",
+    "test": (
+        "import math\n"
+        "def assertion(out, exp, atol):\n    assert out == exp\n"
+        "def ref_func(xs: List[int]):\n    return sum(xs)  # the secret way\n"
+        "def check(candidate):\n"
+        "    for inp in [[[1, 2]], [[3]], [[]]]:\n"
+        "        assertion(candidate(*inp), ref_func(*inp), 0)\n"
+    ),
+}
+
+
+def test_a_row_may_expect_what_its_own_solution_returns(grade: Grade, executor: InProcess) -> None:
+    right = block("def total(xs):\n    return 0 + sum(xs)")
+    assert grade(REFERRED, right).score.reward == 1.0
+    assert grade(REFERRED, block("def total(xs):\n    return len(xs)")).score.reward == 0.0
+    theirs = [job for job in executor.jobs if job.call and job.call.function == "total"]
+    assert theirs
+    assert not [job for job in theirs if "secret" in job.source or "ref_func" in job.source]
+
+
+def test_a_reference_runs_once_for_a_whole_group(executor: InProcess) -> None:
+    component = CodeComponent(CodeConfig(kind="code"), executor)
+    prompt = Prompt(prompt_id="p", source="train", text="", token_ids=(0,), metadata=REFERRED)
+
+    async def score_group() -> None:
+        for k in range(4):
+            source = f"def total(xs):\n    return {k} + sum(xs) - {k}"
+            assert (await component.score(prompt, block(source))).reward == 1.0
+
+    asyncio.run(score_group())
+    references = [job for job in executor.jobs if job.call and job.call.function == "ref_func"]
+    assert len(references) == 3
+    assert len(executor.jobs) == 3 + 4 * 3
+
+
+def test_a_reference_that_fails_is_our_fault(grade: Grade) -> None:
+    broken = REFERRED | {"test": REFERRED["test"].replace("sum(xs)", "sum(xs) / 0")}
+    score = grade(broken, block("def total(xs):\n    return 0")).score
+    assert (score.reward, score.outcome) == (None, Outcome.INFRA)
+    assert "its reference solution returned nothing" in score.detail
