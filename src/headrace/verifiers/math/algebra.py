@@ -22,7 +22,7 @@ from headrace.verifiers.math.balls import (
     precision,
 )
 from headrace.verifiers.math.deciding import ExactDecider
-from headrace.verifiers.math.exact import bits, value_of
+from headrace.verifiers.math.exact import MAX_EXPONENT, bits, value_of
 from headrace.verifiers.math.separation import separation_bits
 from headrace.verifiers.math.tree import (
     Constant,
@@ -255,8 +255,7 @@ def _height(tree: Tree) -> int:
         case Constant():
             return 2
         case Operation("pow", (base, exponent)):
-            power = value_of(exponent)
-            size = _FUNCTION_HEIGHT if power is None else int(abs(power)) + 1
+            size = _size(exponent)
             return min(_height(base) * size + _height(exponent), _MOST_BITS)
         case Operation("factorial", (number,)):
             known = value_of(tree)
@@ -265,3 +264,15 @@ def _height(tree: Tree) -> int:
             return _FUNCTION_HEIGHT + sum(map(_height, operands))
         case _:
             return _SYMBOL_HEIGHT
+
+
+def _size(exponent: Tree) -> int:
+    """Return a bound on the absolute value of an exponent; of one with variables, a guess."""
+    power = value_of(exponent)
+    if power is not None:
+        return int(abs(power)) + 1
+    if symbols(exponent):
+        return _FUNCTION_HEIGHT
+    with precision(_FIRST_BITS):
+        ball = abs(evaluate(exponent, {}, is_real=True))
+        return int(float(ball.upper())) + 1 if ball < MAX_EXPONENT else 1

@@ -16,7 +16,7 @@ from typing import Any
 
 import flint
 
-from headrace.verifiers.math.exact import value_of
+from headrace.verifiers.math.exact import MAX_EXPONENT, value_of
 from headrace.verifiers.math.tree import Constant, Number, Operation, Symbol, Tree, Unreadable
 
 Ball = Any  # flint.acb, whose types need the package at type-checking time
@@ -87,7 +87,8 @@ def _power(
         exponent_ball = evaluate(other, point, is_real=is_real)
         if tree.name == "root":
             exponent_ball = 1 / exponent_ball
-        return below**exponent_ball
+        # Beyond, what is added to 1 would be lost at any precision that is ever used.
+        return below**exponent_ball if abs(exponent_ball) < MAX_EXPONENT else NOWHERE
     if tree.name == "root":
         exponent = 1 / exponent
     if exponent == Fraction(1, 2):
