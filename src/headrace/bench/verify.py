@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from headrace.bench import verify_math, verify_peers, verify_remote
+from headrace.bench import verify_math, verify_peers, verify_remote, verify_sandbox
 from headrace.bench.result import Benchmark, Figures, Peers, Progress
 
-_PARTS = (verify_peers.measure, verify_math.measure, verify_remote.measure)
+_PARTS = (
+    verify_sandbox.measure,
+    verify_remote.measure,
+    verify_math.measure,
+    verify_peers.measure,
+)
 
 
 def measure(peers: Peers, progress: Progress) -> Figures:
@@ -18,7 +23,7 @@ def measure(peers: Peers, progress: Progress) -> Figures:
 
 BENCHMARK = Benchmark(
     name="verify",
-    summary="forged verdicts, beside published graders; verdicts a second, beside math-verify",
+    summary="executions and verdicts a second, attacks and forgeries, beside other graders",
     measure=measure,
     peers=(verify_math.PEER, *verify_peers.PEERS),
 )

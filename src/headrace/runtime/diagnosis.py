@@ -21,6 +21,8 @@ from headrace.models.catalogue import BUNDLED, FETCHABLE, cache_directory, resol
 from headrace.runtime.devices import CPU
 from headrace.runtime.engines import SGLANG_REMEDY, missing_engine, vllm_remedy, vllm_version
 from headrace.runtime.precision import has_native_bfloat16
+from headrace.verifiers.sandbox.execution import Tier
+from headrace.verifiers.sandbox.tiers import probe
 
 _EXTRAS = {
     "reasoning-gym": ("envs", "prompts from reasoning-gym tasks"),
@@ -47,12 +49,13 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Look at everything. Starts no process and reaches no network."""
+    """Look at everything. Tries the sandbox by starting it, and reaches no network."""
     return [
         *_machine(),
         _kernels(),
         *_accelerators(),
         _isolation(),
+        *_sandbox(),
         *_engines(),
         *(_package(name, extra, purpose) for name, (extra, purpose) in _EXTRAS.items()),
         *(_model(name) for name in (*BUNDLED, *FETCHABLE)),
@@ -116,6 +119,18 @@ def _isolation() -> Finding:
         if capped
         else "killable processes; this system does not cap their memory",
     )
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Where code that a policy wrote could be run; the strongest that works is taken."""
+    for tier in (Tier.CELL, Tier.BUBBLEWRAP, Tier.LOCK):
+        report = probe(tier)
+        yield Finding(
+            name=f"sandbox {tier}",
+            present=report.works,
+            detail=report.detail,
+            remedy=report.remedy,
+        )
 
 
 def _engines() -> Iterator[Finding]:

@@ -62,7 +62,10 @@ class Cell:
         self.spent = False
         self._left = spec.jobs_per_cell
         self._used = 0.0
-        self._folder = tempfile.mkdtemp(prefix="headrace-") if spec.needs_folder else ""
+        self._kills = 0
+        self._folder = (
+            tempfile.mkdtemp(prefix=f"headrace-{os.getpid()}-") if spec.needs_folder else ""
+        )
         if self._folder:
             Path(self._folder).chmod(0o711)
         self._control, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -95,7 +98,6 @@ class Cell:
             limits = work.limits
             room = (limits.memory_mib + limits.disk_mib) * MIB + self._base.resident
             self._memory.limit(room)
-        kills = self._num_kills()
         with Streams(work.payload, work.stdin, work.limits.output_bytes) as streams:
             try:
                 streams.send(self._control, work.terms(self._base.address_space))
@@ -105,7 +107,8 @@ class Cell:
             except (OSError, ValueError) as error:
                 found = _infra(f"the cell does not answer: {error}")
             forced = found if isinstance(found, _Forced) else None
-            was_killed = self._num_kills() > kills
+            kills, self._kills = self._kills, self._num_kills()
+            was_killed = self._kills > kills
             if isinstance(found, Done):
                 self._used = found.total_cpu_seconds
                 forced = _judge(found, work.limits, streams, was_killed=was_killed)
@@ -271,6 +274,10 @@ def _look(watch: Watch, limits: Limits) -> _Forced | None:
         return _Forced(ending=Ending.TIMEOUT_CPU, detail=detail)
     if usage.resident > limits.memory_mib * MIB:
         return _Forced(ending=Ending.OOM, detail=f"more than {limits.memory_mib} MiB")
+    # The kernel refuses them where it counts this user's; it does not count root's.
+    if usage.num_processes > limits.num_processes:
+        detail = f"more than {limits.num_processes} processes"
+        return _Forced(ending=Ending.VIOLATION, detail=detail)
     return None
 
 

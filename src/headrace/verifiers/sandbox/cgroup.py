@@ -6,6 +6,7 @@ from outside instead, a little later than the kernel would.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NUMBERS = itertools.count()
+_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +41,13 @@ class MemorySlot:
         self._path = path
         self._names = names
         self._limit = 0
+        self._events = os.open(path / names.events, os.O_RDONLY | os.O_CLOEXEC)
 
     @classmethod
     def make(cls) -> MemorySlot | None:
         """Return a new one below this process's own; None where that is not possible."""
         for parent, names in _parents():
+            _sweep(parent)
             path = parent / f"headrace-{os.getpid()}-{next(_NUMBERS)}"
             try:
                 path.mkdir()
@@ -79,7 +83,7 @@ class MemorySlot:
 
     def num_kills(self) -> int:
         """Return how many of its processes the kernel has killed for want of memory."""
-        for line in (self._path / self._names.events).read_text().splitlines():
+        for line in os.pread(self._events, _PAGE, 0).decode().splitlines():
             name, _, value = line.partition(" ")
             if name == "oom_kill":
                 return int(value)
@@ -88,6 +92,17 @@ class MemorySlot:
     def remove(self) -> None:
         """Remove it; its processes must have ended. Raises OSError."""
         self._path.rmdir()
+        os.close(self._events)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what a process that was killed could not remove itself."""
+    for path in parent.glob("headrace-*-*"):
+        owner = path.name.split("-")[1]
+        if not Path("/proc", owner).exists():
+            # It may still hold a process that is ending; then it is for the next one to remove.
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _parents() -> Iterator[tuple[Path, _Names]]:

@@ -33,6 +33,7 @@ class Usage:
     resident: int
     """Bytes beyond what each shares with the process it was forked from."""
     num_processes: int
+    """Without those that have ended and wait to be waited for."""
 
 
 class Watch:
@@ -48,12 +49,13 @@ class Watch:
     def look(self) -> Usage:
         """Return what is used now."""
         alive: dict[int, float] = {}
-        resident = 0
+        resident = num_processes = 0
         for pid in descendants(self._zygote):
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = _stat(pid)
                 # utime, stime and those of the children it waited for; resident pages.
                 alive[pid] = sum(map(int, fields[11:15])) / _TICK
+                num_processes += fields[0] != "Z"
                 resident += max(0, int(fields[21]) * _PAGE - self._base.resident)
         gone = sum(used for pid, used in self._seen.items() if pid not in alive)
         self._seen |= alive
@@ -63,7 +65,7 @@ class Watch:
         return Usage(
             cpu_seconds=sum(alive.values()) + max(waited, gone),
             resident=resident,
-            num_processes=len(alive),
+            num_processes=num_processes,
         )
 
 

@@ -6,10 +6,10 @@ that is compiled gives two pieces of work: the first one's result is a file of t
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.verifiers.sandbox import canonical
 from headrace.verifiers.sandbox.execution import Job, Limits
 from headrace.verifiers.sandbox.inside.protocol import Terms
 
@@ -23,7 +23,8 @@ _COMPILER_LIMITS = Limits(
     num_processes=16,
     disk_mib=256,
 )
-_MAX_PAYLOAD = 1 << 30
+_MARSHAL_VERSION = 2
+"""Every interpreter since reads it."""
 _SLACK_BYTES = 256 * MIB
 """Of writable memory that a runtime reserves, such as the stacks of its threads."""
 
@@ -151,4 +152,4 @@ def _payload(
         "product": product,
         "max_result_bytes": max_result_bytes,
     }
-    return canonical.encode(fields, max_bytes=_MAX_PAYLOAD)
+    return marshal.dumps(fields, _MARSHAL_VERSION)

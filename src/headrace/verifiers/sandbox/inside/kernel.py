@@ -56,6 +56,8 @@ def machine() -> str:
 _CALLS = _NUMBERS[machine()] | _EVERYWHERE
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc_with_lock = ctypes.PyDLL(None, use_errno=True)
+"""Calls of it keep the interpreter's lock, so a child of one finds it held by itself."""
 
 
 def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
@@ -64,6 +66,15 @@ def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None
     wide = [ctypes.c_long(part) if isinstance(part, int) else part for part in arguments]
     result: int = _libc.syscall(ctypes.c_long(_CALLS[name]), *wide)
     return _checked(name, result)
+
+
+def fork() -> int:
+    """Fork; return the child's process id, and 0 in it. Raises OSError.
+
+    Without what `os.fork` does for programs with threads and for modules that ask to be told, which
+    costs as much as all the rest of a small program: the process has one thread.
+    """
+    return _checked("fork", _libc_with_lock.fork())
 
 
 def prctl(option: int, first: int | ctypes.Array[ctypes.c_char] = 0, second: object = 0) -> None:

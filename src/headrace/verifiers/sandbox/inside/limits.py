@@ -20,40 +20,48 @@ _NUM_FILES = 256
 _NUM_SIGNALS = 128
 
 
-def limit(terms: Terms, other_processes: int) -> None:
-    """Limit this process and what comes of it.
+Limits = list[tuple[int, tuple[int, int]]]
+"""What is limited, and its soft and hard limit."""
+
+
+def limits_of(terms: Terms, other_processes: int) -> Limits:
+    """Return the limits of a job's processes, none above what this process may have itself.
 
     ``other_processes``: those of this user that are no part of the job and count all the same.
     """
-    seconds = max(1, math.ceil(terms.cpu_seconds))
-    limits = {
-        resource.RLIMIT_CPU: (seconds, seconds + 1),
-        resource.RLIMIT_FSIZE: _both(terms.file_bytes),
-        resource.RLIMIT_NPROC: _both(terms.num_processes + other_processes),
-        resource.RLIMIT_NOFILE: _both(_NUM_FILES),
-        resource.RLIMIT_SIGPENDING: _both(_NUM_SIGNALS),
-        resource.RLIMIT_DATA: _both(terms.data_bytes),
-        resource.RLIMIT_CORE: _both(0),
-        resource.RLIMIT_MEMLOCK: _both(0),
-        resource.RLIMIT_MSGQUEUE: _both(0),
-        resource.RLIMIT_RTPRIO: _both(0),
-        resource.RLIMIT_NICE: _both(0),
-    }
+    # A second late: whoever watches from outside is more exact, and counts all processes.
+    seconds = math.ceil(terms.cpu_seconds) + 1
+    wanted = [
+        (resource.RLIMIT_CPU, (seconds, seconds + 1)),
+        (resource.RLIMIT_FSIZE, _both(terms.file_bytes)),
+        (resource.RLIMIT_NPROC, _both(terms.num_processes + other_processes)),
+        (resource.RLIMIT_DATA, _both(terms.data_bytes)),
+    ]
     if terms.address_space:
-        limits[resource.RLIMIT_AS] = _both(terms.address_space)
-    for what, (soft, hard) in limits.items():
-        _, most = resource.getrlimit(what)
-        if most == resource.RLIM_INFINITY:
-            resource.setrlimit(what, (soft, hard))
-        else:
-            resource.setrlimit(what, (min(soft, most), min(hard, most)))
+        wanted.append((resource.RLIMIT_AS, _both(terms.address_space)))
+    return [(what, _possible(what, *both)) for what, both in wanted]
 
 
-def raise_stack() -> None:
-    """Let the first thread's stack grow: before any job, since later ones inherit it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    most = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_STACK, (most, hard))
+def apply(limits: Limits) -> None:
+    """Limit this process and what comes of it. Raises OSError."""
+    for what, both in limits:
+        resource.setrlimit(what, both)
+
+
+def limit_always() -> None:
+    """Set what is the same for every job: once, since later processes inherit it."""
+    for what, most in (
+        (resource.RLIMIT_NOFILE, _NUM_FILES),
+        (resource.RLIMIT_SIGPENDING, _NUM_SIGNALS),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
+        (resource.RLIMIT_NICE, 0),
+        (resource.RLIMIT_STACK, STACK_BYTES),
+    ):
+        resource.setrlimit(what, _possible(what, *_both(most)))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def become(user: int) -> None:
@@ -65,11 +73,13 @@ def become(user: int) -> None:
     kernel.drop_capabilities()
 
 
-def default_signals() -> None:
-    """Undo what this interpreter set for itself, as a program that starts would find it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
 def _both(value: int) -> tuple[int, int]:
     return value, value
+
+
+def _possible(what: int, soft: int, hard: int) -> tuple[int, int]:
+    """Return both limits, lowered to what this process may set."""
+    _, most = resource.getrlimit(what)
+    if most == resource.RLIM_INFINITY:
+        return soft, hard
+    return min(soft, most), min(hard, most)

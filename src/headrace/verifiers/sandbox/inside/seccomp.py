@@ -36,6 +36,11 @@ _KILL, _ALLOW = 0x80000000, 0x7FFF0000
 _REFUSE = 0x00050000 | errno.EPERM
 _MISSING = 0x00050000 | errno.ENOSYS
 
+_PASS: Instruction = (_RETURN, 0, 0, _ALLOW)
+
+Leaf = tuple[int, int, list[Instruction]]
+"""First and last number of a run of calls, and what is done with them: it ends with a return."""
+
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _IOCTLS = (0x5401, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -70,6 +75,15 @@ def program(*, may_execute: bool) -> bytes:
     ``may_execute``: whether another program may take the place of the one that runs.
     """
     numbers = syscalls.checked()
+    leaves = [(first, last, [_PASS]) for first, last in _ranges(syscalls.allowed())]
+    leaves += [(numbers["clone"], numbers["clone"], _clone())]
+    leaves += [(numbers["clone3"], numbers["clone3"], [(_RETURN, 0, 0, _MISSING)])]
+    if may_execute:
+        leaves += [(numbers["execve"], numbers["execve"], [_PASS])]
+    leaves += [
+        (numbers[name], numbers[name], _only_if(conditions))
+        for name, conditions in _ONLY_IF.items()
+    ]
     code: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_IF_EQUAL, 1, 0, _ARCHITECTURES[kernel.machine()]),
@@ -77,15 +91,10 @@ def program(*, may_execute: bool) -> bytes:
         (_LOAD, 0, 0, _NUMBER),
         (_IF_AT_LEAST, 0, 1, _X32_BIT),
         (_RETURN, 0, 0, _KILL),
-        *_when(numbers["clone3"], [(_RETURN, 0, 0, _MISSING)]),
-        *_when(numbers["clone"], _clone()),
+        (_IF_GREATER, 0, 1, syscalls.LAST_KNOWN),
+        (_RETURN, 0, 0, _MISSING),
+        *_among(sorted(leaves, key=lambda leaf: leaf[0])),
     ]
-    if may_execute:
-        code += _when(numbers["execve"], [(_RETURN, 0, 0, _ALLOW)])
-    for name, conditions in _ONLY_IF.items():
-        code += _when(numbers[name], _only_if(conditions))
-    code += [(_IF_GREATER, 0, 1, syscalls.LAST_KNOWN), (_RETURN, 0, 0, _MISSING)]
-    code += _among(_ranges(syscalls.allowed()))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
@@ -98,17 +107,12 @@ def install(filter_program: bytes) -> None:
     kernel.prctl(kernel.PR_SET_SECCOMP, 2, header)
 
 
-def _when(number: int, code: Sequence[Instruction]) -> list[Instruction]:
-    """``code``, which ends with a return, for the call ``number``; others go on after it."""
-    return [(_IF_EQUAL, 0, len(code), number), *code]
-
-
 def _clone() -> list[Instruction]:
     return [
         (_LOAD, 0, 0, _ARGUMENTS),
         (_IF_ANY_BIT, 0, 1, _NEW_NAMESPACES),
         (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
+        _PASS,
     ]
 
 
@@ -120,7 +124,7 @@ def _only_if(conditions: Sequence[tuple[int, tuple[int, ...]]]) -> list[Instruct
         left = range(len(values) - 1, -1, -1)
         code += [(_IF_EQUAL, rest + 1, 0, value) for rest, value in zip(left, values, strict=True)]
         code.append((_RETURN, 0, 0, _REFUSE))
-    return [*code, (_RETURN, 0, 0, _ALLOW)]
+    return [*code, _PASS]
 
 
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -134,21 +138,22 @@ def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _among(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
-    """Allow what lies in ``ranges`` and refuse the rest, by halving them."""
-    if len(ranges) == 1:
-        first, last = ranges[0]
+def _among(leaves: Sequence[Leaf]) -> list[Instruction]:
+    """Find the leaf that a number lies in by halving them, and refuse what lies in none."""
+    if len(leaves) == 1:
+        first, last, code = leaves[0]
         return [
-            (_IF_AT_LEAST, 0, 2, first),
-            (_IF_GREATER, 1, 0, last),
-            (_RETURN, 0, 0, _ALLOW),
+            (_IF_AT_LEAST, 1, 0, first),
             (_RETURN, 0, 0, _REFUSE),
+            (_IF_GREATER, 0, 1, last),
+            (_RETURN, 0, 0, _REFUSE),
+            *code,
         ]
-    middle = len(ranges) // 2
-    below, above = _among(ranges[:middle]), _among(ranges[middle:])
+    middle = len(leaves) // 2
+    below, above = _among(leaves[:middle]), _among(leaves[middle:])
     # A conditional jump reaches 255 instructions, an unconditional one any.
     return [
-        (_IF_AT_LEAST, 0, 1, ranges[middle][0]),
+        (_IF_AT_LEAST, 0, 1, leaves[middle][0]),
         (_JUMP, 0, 0, len(below)),
         *below,
         *above,

@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import resource
 import select
 import signal
@@ -82,6 +83,7 @@ class Zygote:
             may_execute: seccomp.program(may_execute=may_execute) for may_execute in (False, True)
         }
         self._readable: list[str] = []
+        self._prepared: tuple[Terms, Cage] | None = None
 
     def allow(self, readable: list[str]) -> None:
         """Let programs read, and run where they may run any, what lies below these paths."""
@@ -89,9 +91,7 @@ class Zygote:
 
     def serve(self, control: socket.socket) -> None:
         """Serve jobs. Waits for the next; unblocked by the supervisor, or by its end."""
-        limits.raise_stack()
-        gc.collect()
-        gc.freeze()
+        _settle()
         control.send(protocol.READY)
         used = _cpu_seconds()
         while True:
@@ -114,24 +114,37 @@ class Zygote:
                 control.send(done.pack())
             except OSError:
                 break
+            # Most jobs are like the one before; while the supervisor reads what came of it.
+            self._prepare(terms)
         self._kill_all()
         _reap(0)
 
     def _fork(self, received: list[int], terms: Terms) -> int:
+        if self._prepared is None or self._prepared[0] != terms:
+            self._prepare(terms)
+        assert self._prepared is not None
+        _, cage = self._prepared
+        child = kernel.fork()
+        if child == 0:
+            program.become(received, cage)
+        self._prepared = None
+        if cage.ruleset is not None:
+            os.close(cage.ruleset)
+        return child
+
+    def _prepare(self, terms: Terms) -> None:
+        """Make an empty directory, and what a process on ``terms`` puts itself into."""
+        if self._prepared is not None and self._prepared[1].ruleset is not None:
+            os.close(self._prepared[1].ruleset)
         folder = self._box.renew(terms.disk_bytes, may_execute=terms.may_execute_own)
         cage = Cage(
             user=self._user,
-            other_processes=self._other_processes,
+            limits=limits.limits_of(terms, self._other_processes),
             ruleset=landlock.ruleset(self._rights(folder, terms)) if self._caged else None,
             filter_program=self._filters[terms.may_execute] if self._caged else None,
             folder=folder,
         )
-        child = os.fork()
-        if child == 0:
-            program.become(received, terms, cage)
-        if cage.ruleset is not None:
-            os.close(cage.ruleset)
-        return child
+        self._prepared = (terms, cage)
 
     def _rights(self, folder: str, terms: Terms) -> list[tuple[str, int]]:
         execute = landlock.EXECUTE if terms.may_execute else 0
@@ -159,7 +172,8 @@ def _set_up_cell(settings: Settings) -> Zygote:
     namespaces.build_root([*_interpreter(), *settings["shown"]])
     socket.sethostname("cell")
     _become_unreachable()
-    zygote = Zygote(TmpfsBox(namespaces.HOME, user), _kill_namespace, user, _SELF, caged=True)
+    others = _SELF if user == os.geteuid() else 0
+    zygote = Zygote(TmpfsBox(namespaces.HOME, user), _kill_namespace, user, others, caged=True)
     zygote.allow(["/"])
     return zygote
 
@@ -231,6 +245,15 @@ def _become_unreachable() -> None:
     except PermissionError:
         # Without the capability to do so there is nothing to bound either: no_new_privs holds.
         return
+
+
+def _settle() -> None:
+    """Make this process what every job's process begins as."""
+    limits.limit_always()
+    # The same numbers for every program: a verdict does not depend on the cell or its age.
+    random.seed(0)
+    gc.collect()
+    gc.freeze()
 
 
 def _keep_high(descriptor: int) -> socket.socket:
