@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sandbox_lab import TIERS, here, job, make_pool, processes_below, report, run, strongest
+from sandbox_lab import TIERS, has, here, job, make_pool, processes_below, report, run, strongest
 
 from headrace.bench.verify_attacks import ATTACKS, BREACH, FORGING, LIMITS, Attack
 from headrace.verifiers.sandbox.execution import Ending, Execution, Limits, Tier
@@ -53,6 +54,27 @@ def assert_held(attack: Attack, done: Execution) -> None:
     assert BREACH not in done.stdout, done.stdout.decode()
     assert done.ending in attack.endings, done
     assert done.tier is not Tier.NONE
+
+
+NEEDS = {
+    Tier.CELL: (1, ["unshare", "--user", "--map-root-user", "--mount", "--net", "true"]),
+    Tier.LOCK: (6, ["true"]),
+    Tier.BUBBLEWRAP: (1, ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]),
+}
+"""Tier -> the least version of Landlock, and a command that works where the rest is there."""
+
+
+@pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.value)
+def test_a_tier_works_where_the_machine_has_what_it_needs(tier: Tier) -> None:
+    """Or else a fault of ours would pass for a machine without it, and all tests be skipped."""
+    from headrace.verifiers.sandbox.inside import landlock  # noqa: PLC0415 - Linux alone has it
+
+    version, command = NEEDS[tier]
+    if landlock.version() < version:
+        pytest.skip(f"Landlock {version} is needed, and this kernel has {landlock.version()}")
+    if not has(command[0]) or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip(f"{' '.join(command)} does not work here")
+    assert here(tier), report(tier).detail
 
 
 @pytest.mark.parametrize("name", QUICK)

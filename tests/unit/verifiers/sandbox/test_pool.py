@@ -10,8 +10,9 @@ import pytest
 from sandbox_lab import has, job, make_pool, processes_below, run, strongest
 
 from headrace.verifiers.sandbox.canonical import decode, encode
-from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Limits, PythonCall
+from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Limits, PythonCall, Tier
 from headrace.verifiers.sandbox.pool import SandboxPool
+from headrace.verifiers.sandbox.recent import Recent
 
 
 def test_a_program_reads_its_input_and_its_output_comes_back(pool: SandboxPool) -> None:
@@ -233,3 +234,16 @@ def test_statistics_count_what_was_run(pool: SandboxPool) -> None:
     assert (
         after["verifier/sandbox/run_seconds/p99"] >= after["verifier/sandbox/run_seconds/p50"] > 0
     )
+
+
+def test_a_failure_of_ours_is_not_remembered_and_memory_is_bounded() -> None:
+    recent = Recent()
+    failed, done = (Job(job_id=name, source="") for name in ("failed", "done"))
+    recent.keep(failed, Execution(job_id="failed", tier=Tier.CELL, ending=Ending.INFRA))
+    large = Execution(job_id="done", tier=Tier.CELL, ending=Ending.EXITED, stdout=bytes(8 << 20))
+    recent.keep(done, large)
+    assert recent.find(failed) is None
+    assert recent.find(done) is large
+    for number in range(4):
+        recent.keep(Job(job_id=str(number), source=""), large)
+    assert recent.find(done) is None
