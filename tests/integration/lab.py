@@ -207,4 +207,10 @@ def make_lab(folder: Path) -> Lab:
     return lab
 
 
+def is_timeless(metric: str) -> bool:
+    """Whether neither a clock nor the machine's free memory decides a metric."""
+    of_clocks = ("second", "/idle/", "/slots/", "cache/max_held_share")
+    return not any(part in metric for part in of_clocks)
+
+
 Command = Callable[..., Ended]

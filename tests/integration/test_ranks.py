@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from lab import Command, Lab, Running
+from lab import Command, Lab, Running, is_timeless
 
 from headrace.learners.parallel.stored import StoredParts
 from headrace.models.checkpoint import load_decoder
@@ -35,11 +35,7 @@ def steps(run: Path) -> list[dict[str, Any]]:
         return []
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
-        {
-            name: value
-            for name, value in line["metrics"].items()
-            if not any(part in name for part in ("second", "/idle/", "cache/max_held_share"))
-        }
+        {name: value for name, value in line["metrics"].items() if is_timeless(name)}
         for line in lines
         if line["kind"] == "step"
     ]

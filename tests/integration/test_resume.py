@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from lab import Lab
+from lab import Lab, is_timeless
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +42,7 @@ def timeless(run: Path) -> list[Any]:
     for line in lines:
         del line["time"]
         line["metrics"] = {
-            name: value
-            for name, value in line["metrics"].items()
-            if not any(
-                part in name for part in ("second", "/idle/", "/slots/", "cache/max_held_share")
-            )
+            name: value for name, value in line["metrics"].items() if is_timeless(name)
         }
     return lines
 
