@@ -1,10 +1,8 @@
 """The controller: the loops of a run. Knows roles and records, no torch, no runtime.
 
-    _generate_loop   waits for free slots (unblocked by _learn_loop releasing, or a dropped group);
-                     draws prompts, has them generated, and starts a _score task for each group
-    _score           waits for verdicts (the verifier has a deadline); delivers or drops
-    _learn_loop      waits for a batch (unblocked by _score); step, publish, settle, evaluate,
-                     checkpoint, release. The only loop that may end the run
+    Waves.run        draws, generates, scores and delivers groups; see `waves`
+    _learn_loop      waits for a batch (unblocked by a delivered group); step, publish, settle,
+                     evaluate, checkpoint, release. The only loop that may end the run
     _watch           says what is being waited for when nothing has moved for a while
     LoopLag.measure  sleeps, and notes how late it wakes
 
@@ -20,14 +18,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.buffer import RolloutBuffer, Ticket
+from headrace.buffer import RolloutBuffer, staleness_metrics
 from headrace.checkpoints import Checkpoints, CheckpointWriting
 from headrace.data import Draw, Ledger, PromptStream
 from headrace.dropped import DroppedGroups
-from headrace.errors import AlarmError, GeneratorFailure, NoSignalError, RunError
+from headrace.errors import AlarmError, NoSignalError, RunError
 from headrace.held_out import EvaluationPlan, evaluate_prompts, try_canaries
 from headrace.monitors import Alarms, LoopLag, canary_metrics, rollout_metrics
-from headrace.roles import Generator, Learner, Monitor, Verifier, WeightSync
+from headrace.roles import Learner, Monitor, Verifier, WeightSync
 from headrace.types import (
     EvaluationRecord,
     GenerationRequest,
@@ -38,6 +36,7 @@ from headrace.types import (
     StepResult,
     derive_seed,
 )
+from headrace.waves import PausableGenerator, WaveParts, Waves
 
 WATCH_SECONDS = 60.0
 """How long nothing may arrive before the controller names what it waits for."""
@@ -67,7 +66,7 @@ class Plan:
 class Parts:
     """The roles and stores that a runtime has placed."""
 
-    generator: Generator
+    generator: PausableGenerator
     verifier: Verifier
     learner: Learner
     weight_sync: WeightSync
@@ -89,21 +88,6 @@ class RunOutcome:
     """`request_stop` ended it before its last step."""
 
 
-@dataclass(slots=True)
-class _StepInProgress:
-    """What the loops note for the step that is being prepared."""
-
-    began_at: float
-    generate_seconds: float = 0.0
-    last_rollout_at: float = 0.0
-    last_verdict_at: float = 0.0
-
-    @property
-    def score_seconds(self) -> float:
-        """Time in which verdicts were all that was waited for."""
-        return max(0.0, self.last_verdict_at - self.last_rollout_at)
-
-
 class Controller:
     """Runs one training run to its end."""
 
@@ -123,18 +107,23 @@ class Controller:
         # A resumed run has the evaluation of its checkpoint's step on record, if one was due.
         resumed_at_one = plan.start_step > 0 and plan.start_step % self._evaluation_every == 0
         self._evaluated_step = plan.start_step if resumed_at_one else None
-        self._current = _StepInProgress(time.monotonic())
-        self._num_missing = (plan.num_steps - plan.start_step) * plan.groups_per_step
-        """Groups that the run still needs and that are not under way."""
-        self._refill = asyncio.Event()
         self._dropped = DroppedGroups(
             num_slots=parts.buffer.num_slots, max_refills=plan.max_refills
         )
-        self._in_flight: dict[Ticket, str] = {}
+        self._waves = Waves(
+            WaveParts(
+                generator=parts.generator,
+                verifier=parts.verifier,
+                buffer=parts.buffer,
+                stream=parts.stream,
+                dropped=self._dropped,
+                request=self._request,
+                step=lambda: self._step_done + 1,
+                tell=self._event,
+            ),
+            num_missing=(plan.num_steps - plan.start_step) * plan.groups_per_step,
+        )
         self._lag = LoopLag()
-        self._has_rollouts = False
-        self._moved_at = time.monotonic()
-        """When something last arrived, or last began that is waited for."""
         self._learner_since: float | None = None
         """When the update or publication that is under way began."""
 
@@ -154,7 +143,7 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as tasks:
                 others = [
-                    tasks.create_task(self._generate_loop(), name="generate"),
+                    tasks.create_task(self._waves.run(), name="generate"),
                     tasks.create_task(self._watch(), name="watch"),
                     tasks.create_task(self._lag.measure(), name="lag"),
                 ]
@@ -172,51 +161,6 @@ class Controller:
             stopped_early=self._stop_requested and self._step_done < self._plan.num_steps,
         )
 
-    async def _generate_loop(self) -> None:
-        """Waits for free slots; unblocked by ``_learn_loop`` and by dropped groups.
-
-        Once every group that the run needs is under way, waits for one to be dropped: what nobody
-        will train on is not generated.
-        """
-        while True:
-            tickets = await self._parts.buffer.reserve(self._plan.groups_per_step)
-            wanted = min(len(tickets), self._num_missing)
-            draws = [d for _ in range(wanted) if (d := self._parts.stream.draw()) is not None]
-            self._num_missing -= len(draws)
-            for ticket in tickets[len(draws) :]:
-                await self._parts.buffer.drop(ticket)
-            if not wanted:
-                await self._refill.wait()
-                self._refill.clear()
-                continue
-            if not draws:
-                await self._parts.buffer.close_admission()
-                return
-            await self._wave(dict(zip(tickets, draws, strict=False)))
-
-    async def _wave(self, draws: Mapping[Ticket, Draw]) -> None:
-        """Generate one wave of groups, each scored as soon as it is whole.
-
-        Refills wait for the whole wave: what is generated together must not depend on how fast a
-        verifier answers, or a synchronous run would not repeat.
-        """
-        began = self._moved_at = time.monotonic()
-        tickets = {draw.group_id: ticket for ticket, draw in draws.items()}
-        self._in_flight.update({ticket: draw.group_id for ticket, draw in draws.items()})
-        # A group of tasks: what is being scored ends with this wave, however it ends.
-        async with asyncio.TaskGroup() as scoring:
-            requests = [self._request(draw) for draw in draws.values()]
-            async for group in self._parts.generator.generate(requests):
-                self._note_arrival()
-                scoring.create_task(self._score(tickets.pop(group.group_id), group))
-            if tickets:
-                msg = f"the generator ended without groups {', '.join(sorted(tickets))}"
-                raise GeneratorFailure(msg)
-            # Before any await: the last group's score task must not run before this is noted.
-            self._current.last_rollout_at = time.monotonic()
-            began = max(began, self._current.began_at)
-            self._current.generate_seconds += self._current.last_rollout_at - began
-
     def _request(self, draw: Draw) -> GenerationRequest:
         return GenerationRequest(
             group_id=draw.group_id,
@@ -226,40 +170,18 @@ class Controller:
             seed=derive_seed(self._plan.seed, "generator", draw.group_id),
         )
 
-    async def _score(self, ticket: Ticket, group: RolloutGroup) -> None:
-        """Deliver a group with verdicts that it can be trained on by, or drop it with the reason.
-
-        Raises NoSignalError when a step never comes together.
-        """
-        scored = group.scored(await self._parts.verifier.score(group))
-        self._note_arrival()
-        self._current.last_verdict_at = time.monotonic()
-        self._in_flight.pop(ticket, None)
-        dropped, group_id = self._dropped, group.group_id
-        if failure := dropped.failure(scored):
-            dropped.note_failure(group_id, failure)
-            self._event("dropped", f"group {group_id} dropped: {failure}")
-        elif reason := dropped.lack_of_spread(scored):
-            dropped.note_no_spread(group_id, reason)
-        else:
-            await self._parts.buffer.deliver(ticket, scored)
-            return
-        self._num_missing += 1
-        self._refill.set()
-        dropped.judge(self._step_done + 1)
-        await self._parts.buffer.drop(ticket)
-
     async def _learn_loop(self) -> None:
         """Waits for a full batch; unblocked by ``_score``. The only loop that may end the run."""
         num_held = 0
         while self._step_done < self._plan.num_steps and not self._stop_requested:
-            self._current = _StepInProgress(time.monotonic())
+            self._waves.begin_step()
             # What is admitted after this line is generated with the published weights.
             await self._parts.buffer.release(num_held)
             groups = await self._parts.buffer.take_batch(lambda: self._policy_version)
             if not groups:
                 await self._prompts_are_exhausted()
                 break
+            await self._waves.give_up_late()
             await self._train(groups)
             num_held = len(groups)
             if self._is_due(self._evaluation_every):
@@ -284,8 +206,7 @@ class Controller:
                 "no prompt was left to train on: every epoch was finished before; raise num_epochs"
             )
             raise NoSignalError(msg)
-        reasons, _ = self._dropped.take()
-        self._parts.ledger.settle(self._step_done, [], reasons)
+        self._parts.ledger.settle(self._step_done, [], self._dropped.take().reasons)
         if self._evaluated_step != self._step_done:
             await self._evaluate()
 
@@ -309,22 +230,27 @@ class Controller:
             await self._parts.weight_sync.publish(result.policy_version)
         ended = time.monotonic()
         self._learner_since = None
-        staleness = self._staleness(groups, result.num_updates)
+        staleness = {
+            "learner/staleness/max": float(self._staleness(groups, result.num_updates)),
+            **staleness_metrics(groups, self._policy_version),
+        }
         self._policy_version = result.policy_version
         self._step_done += 1
-        reasons, num_no_spread = self._dropped.take()
-        self._parts.ledger.settle(self._step_done, [group.group_id for group in groups], reasons)
+        settled = self._dropped.take()
+        trained = [group.group_id for group in groups]
+        self._parts.ledger.settle(self._step_done, trained, settled.reasons)
         seconds = {
-            "generate": self._current.generate_seconds,
-            "score": self._current.score_seconds,
+            "generate": self._waves.generate_seconds(),
+            "score": self._waves.times.score_seconds,
             "update": publishing - learning,
             "publish": ended - publishing,
-            "step": ended - self._current.began_at,
+            "step": ended - self._waves.times.began_at,
         }
         counts = {
-            "learner/staleness/max": staleness,
-            "verifier/groups/num_dropped": len(reasons) - num_no_spread,
-            "controller/groups/num_refilled": num_no_spread,
+            **staleness,
+            "verifier/groups/num_dropped": settled.num_failed,
+            "controller/groups/num_refilled": settled.num_no_spread,
+            "controller/groups/num_late": settled.num_late,
         }
         self._report(groups, result, seconds, counts)
 
@@ -339,7 +265,7 @@ class Controller:
         groups: Sequence[RolloutGroup],
         result: StepResult,
         seconds: Mapping[str, float],
-        counts: Mapping[str, int],
+        counts: Mapping[str, float],
     ) -> None:
         metrics = rollout_metrics(groups)
         tokens = metrics.get("generator/tokens/num_completion_tokens", 0.0)
@@ -417,23 +343,17 @@ class Controller:
         except RunError as failure:
             self._event("checkpoint", f"no checkpoint at step {self._step_done}: {failure}")
 
-    def _note_arrival(self) -> None:
-        if not self._has_rollouts:
-            self._event("first_rollout", "first rollouts arrived")
-            self._has_rollouts = True
-        self._moved_at = time.monotonic()
-
     async def _watch(self) -> None:
         """Every so often, say what is being waited for if nothing moved. Ended by `run`."""
         while True:
             await asyncio.sleep(self._watch_seconds)
             now = time.monotonic()
-            silence = now - self._moved_at
-            if self._in_flight and silence >= self._watch_seconds:
-                missing = ", ".join(sorted(self._in_flight.values())[:5])
+            silence, in_flight = now - self._waves.moved_at, self._waves.in_flight
+            if in_flight and silence >= self._watch_seconds:
+                missing = ", ".join(sorted(in_flight.values())[:5])
                 self._event(
                     "waiting",
-                    f"nothing arrived for {silence:.0f} s; {len(self._in_flight)} groups are "
+                    f"nothing arrived for {silence:.0f} s; {len(in_flight)} groups are "
                     f"missing, among them {missing}",
                 )
             if self._learner_since and now - self._learner_since >= self._watch_seconds:

@@ -8,6 +8,8 @@ of dropped groups is bounded. Draws nothing itself.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from headrace.errors import NoSignalError
 from headrace.objectives.advantages import has_spread
@@ -18,6 +20,18 @@ MAX_FAILED_BATCHES = 20
 together."""
 _MAX_REASONS = 5
 """That an error lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What was dropped before one step."""
+
+    reasons: Mapping[str, str]
+    """By group id."""
+    num_failed: int
+    """Without verdicts."""
+    num_no_spread: int
+    num_late: int
 
 
 class DroppedGroups:
@@ -34,6 +48,7 @@ class DroppedGroups:
         self._reasons: dict[str, str] = {}
         """Group id -> reason."""
         self._num_no_spread = 0
+        self._num_late = 0
 
     def __bool__(self) -> bool:
         return bool(self._reasons)
@@ -72,6 +87,11 @@ class DroppedGroups:
         self._reasons[group_id] = reason
         self._num_no_spread += 1
 
+    def note_late(self, group_id: str, reason: str) -> None:
+        """Remember a group that a batch was made without; how many, the buffer bounds."""
+        self._reasons[group_id] = reason
+        self._num_late += 1
+
     def judge(self, step: int) -> None:
         """Raise NoSignalError, with the reasons, where ``step`` will not come together."""
         limit = self._max_refills
@@ -83,16 +103,24 @@ class DroppedGroups:
                 "harder prompts, a larger group_size, a higher sampling.temperature or more refills"
             )
             raise NoSignalError(msg)
-        num_failed = len(self._reasons) - self._num_no_spread
-        if num_failed > MAX_FAILED_BATCHES * self._num_slots:
+        if self._num_failed > MAX_FAILED_BATCHES * self._num_slots:
             msg = f"step {step} never came together: {self.table()}"
             raise NoSignalError(msg)
 
-    def take(self) -> tuple[dict[str, str], int]:
-        """Return the reasons by group id, and how many had no spread; begin anew."""
-        reasons, num_no_spread = self._reasons, self._num_no_spread
-        self._reasons, self._num_no_spread = {}, 0
-        return reasons, num_no_spread
+    @property
+    def _num_failed(self) -> int:
+        return len(self._reasons) - self._num_no_spread - self._num_late
+
+    def take(self) -> Settled:
+        """Return what was dropped since the last call; begin anew."""
+        settled = Settled(
+            reasons=self._reasons,
+            num_failed=self._num_failed,
+            num_no_spread=self._num_no_spread,
+            num_late=self._num_late,
+        )
+        self._reasons, self._num_no_spread, self._num_late = {}, 0, 0
+        return settled
 
     def table(self) -> str:
         """Say how many groups were dropped since the last step, the commonest reasons first."""

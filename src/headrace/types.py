@@ -34,6 +34,19 @@ OnUpdate: TypeAlias = Literal["wait", "keep", "recompute", "restart"]
 values they have; they go on with those of the new weights; they begin again at the prompt."""
 
 
+Late: TypeAlias = Literal["wait", "carry_over", "cancel"]
+"""What becomes of a group that is not whole when a batch could be made of others: the batch waits
+for it; it is of a later batch, within the bound on staleness; it is given up."""
+
+
+def num_batches_within(max_staleness: int, updates_per_step: int) -> int:
+    """Return how many batches may be under way at once, the one that is trained on included.
+
+    The largest S with (S - 1) u + u - 1 <= ``max_staleness``; docs/STALENESS.md has the proof.
+    """
+    return (max_staleness - (updates_per_step - 1)) // updates_per_step + 1
+
+
 def derive_seed(root: int, *path: str | int) -> int:
     """Return a seed in [0, 2**63) that depends on ``root`` and every element of ``path``.
 

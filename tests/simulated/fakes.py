@@ -104,6 +104,15 @@ class FakeGenerator:
     async def update_weights(self, update: WeightUpdate) -> None:
         self.version = update.policy_version
 
+    async def pause(self) -> None:
+        """Nothing is sampled between two groups."""
+
+    async def resume(self) -> None:
+        """See `pause`."""
+
+    async def abort(self, group_ids: Sequence[str]) -> None:
+        raise NotImplementedError(group_ids)
+
     def metrics(self) -> Mapping[str, float]:
         return {"generator/engine/num_steps": float(self.num_groups)}
 
@@ -300,6 +309,8 @@ class World:
     start_step: int = 0
     start_version: int = 0
     max_refills: int | None = None
+    pipeline: dict[str, Any] = field(default_factory=dict)
+    """Of the buffer: depth, late, surplus."""
     evaluation: EvaluationPlan | None = None
     watch_seconds: float = 60.0
     alarms: AlarmConfig = field(default_factory=AlarmConfig)
@@ -313,7 +324,9 @@ class World:
         self.checkpoints = FakeCheckpoints(self.journal)
         self.ledger = JournalLedger(self.journal)
         self.buffer = JournalBuffer(
-            groups_per_step=self.groups_per_step, max_staleness=self.max_staleness
+            groups_per_step=self.groups_per_step,
+            max_staleness=self.max_staleness,
+            **self.pipeline,
         )
         self.buffer.journal = self.journal
 

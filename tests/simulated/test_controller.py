@@ -334,7 +334,7 @@ def test_a_bug_of_ours_surfaces_as_itself() -> None:
 def test_the_failure_that_came_first_is_the_one_that_is_raised() -> None:
     world = World(num_steps=5, max_staleness=1)
     world.verifier.failure = VerifierFailure("first")
-    world.verifier.fail_on = lambda name: name == "0/p001"
+    world.verifier.fail_on = lambda name: name == "0/p000"
     world.generator.failure = GeneratorFailure("second")
     world.generator.fail_after = 3
     world.generator.seconds = 0.02

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import random
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.buffer import RolloutBuffer, Ticket
+from headrace.buffer.order import Order, StrictOrder, WindowedOrder
 from headrace.errors import RunError
-from headrace.types import Prompt, Rollout, RolloutGroup, SamplingParams, VersionSpan
+from headrace.types import Late, Prompt, Rollout, RolloutGroup, SamplingParams, VersionSpan
 
-HANG_SECONDS = 20.0
+HANG_SECONDS = 5.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -43,17 +45,22 @@ def group(name: int, version: int) -> RolloutGroup:
 
 @dataclass(slots=True)
 class Schedule:
-    """One side reserves and delivers in any order, the other trains; every choice is drawn."""
+    """One side reserves and delivers in any order, the other trains; every choice is random."""
 
     buffer: RolloutBuffer
     groups_per_step: int
     updates_per_step: int
     num_prompts: int
-    data: st.DataObject
+    rng: random.Random
     policy_version: int = 0
     num_drawn: int = 0
     pending: dict[Ticket, RolloutGroup] = field(default_factory=dict)
+    turn: int = 0
+    due_at: dict[Ticket, int] = field(default_factory=dict)
+    """The turn before which a group is not whole."""
     dropped: set[str] = field(default_factory=set)
+    late: list[int] = field(default_factory=list)
+    """How many groups each batch left behind for good."""
     admitted: dict[str, int] = field(default_factory=dict)
     """Group id -> ticket."""
     taken: list[tuple[RolloutGroup, ...]] = field(default_factory=list)
@@ -61,7 +68,7 @@ class Schedule:
 
     async def generate(self) -> None:
         while self.num_drawn < self.num_prompts:
-            for ticket in await self.buffer.reserve(self.groups_per_step):
+            for ticket in await self.buffer.reserve(self.buffer.wave_size):
                 await self._admit(ticket)
         await self.buffer.close_admission()
 
@@ -74,24 +81,31 @@ class Schedule:
         self.num_drawn += 1
         self.admitted[made.group_id] = ticket
         self.pending[ticket] = made
+        self.due_at[ticket] = self.turn + self.rng.choice([0, 0, 0, 30])
 
     async def deliver(self) -> None:
         while True:
             await asyncio.sleep(0)
-            for ticket in self.data.draw(st.permutations(sorted(self.pending))):
+            self.turn += 1
+            whole = [ticket for ticket in sorted(self.pending) if self.due_at[ticket] <= self.turn]
+            for ticket in self.rng.sample(whole, len(whole)):
                 made = self.pending.pop(ticket)
-                if self.data.draw(st.integers(0, 9)) == 0:
+                if self.rng.random() < 0.1 or not await self.buffer.deliver(ticket, made):
                     self.dropped.add(made.group_id)
                     await self.buffer.drop(ticket)
-                else:
-                    await self.buffer.deliver(ticket, made)
-                if self.data.draw(st.booleans()):
+                if self.rng.random() < 0.5:
                     break
 
     async def learn(self) -> None:
         while batch := await self.buffer.take_batch(lambda: self.policy_version):
             self.taken.append(batch)
-            updates = self.data.draw(st.integers(0, self.updates_per_step))
+            late = self.buffer.take_late()
+            self.late.append(len(late))
+            for ticket, made in late.items():
+                if made is not None:
+                    self.dropped.add(made.group_id)
+                    await self.buffer.drop(ticket)
+            updates = self.rng.randint(0, self.updates_per_step)
             oldest = min(made.oldest_version or 0 for made in batch)
             self.staleness.append(self.policy_version + max(updates - 1, 0) - oldest)
             await asyncio.sleep(0)
@@ -106,48 +120,134 @@ class Schedule:
             delivering.cancel()
 
 
-class CompletionOrderBuffer(RolloutBuffer):
-    """The planted fault: whatever is finished leaves first, so a slow group is overtaken."""
-
-    async def deliver(self, ticket: Ticket, group: RolloutGroup) -> None:
-        async with self._changed:
-            self._reserved.remove(ticket)
-            place = sum(self._groups[other] is not None for other in self._reserved)
-            self._reserved.insert(place, ticket)
-        await super().deliver(ticket, group)
-
-
 def play(
-    data: st.DataObject,
+    seed: int,
     *,
     eta: int,
     size: int,
     updates: int,
     num_prompts: int,
-    kind: type = RolloutBuffer,
+    order: Callable[[], Order] | None = None,
+    kind: type[RolloutBuffer] = RolloutBuffer,
+    **options: Any,  # noqa: ANN401 - of RolloutBuffer
 ) -> Schedule:
-    buffer = kind(groups_per_step=size, max_staleness=eta, updates_per_step=updates)
-    schedule = Schedule(buffer, size, updates, num_prompts, data)
+    buffer = kind(groups_per_step=size, max_staleness=eta, updates_per_step=updates, **options)
+    if order is not None:
+        buffer._order = order()
+    schedule = Schedule(buffer, size, updates, num_prompts, random.Random(seed))  # noqa: S311 - no secret
     run(schedule.run())
     return schedule
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.data(), st.integers(0, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 25))
+SEEDS = st.integers(0, 2**32)
+LATE = st.sampled_from(["wait", "carry_over", "cancel"])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    SEEDS,
+    LATE,
+    st.integers(0, 4),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 5),
+    st.integers(1, 25),
+)
 def test_no_schedule_exceeds_the_bound_or_loses_a_group_or_hangs(
-    data: st.DataObject, eta: int, size: int, updates: int, num_prompts: int
+    seed: int,
+    late: Late,
+    eta: int,
+    size: int,
+    updates: int,
+    depth: int | None,
+    num_prompts: int,
 ) -> None:
     eta = max(eta, updates - 1)
-    schedule = play(data, eta=eta, size=size, updates=updates, num_prompts=num_prompts)
+    surplus = seed % 3 + 1 if late == "cancel" else 0
+    sizes = {"eta": eta, "size": size, "updates": updates, "num_prompts": num_prompts}
+    schedule = play(seed, **sizes, late=late, surplus=surplus, depth=depth)
 
     assert all(staleness <= eta for staleness in schedule.staleness)
     trained = [made.group_id for batch in schedule.taken for made in batch]
     assert len(set(trained)) == len(trained)
+    assert not set(trained) & schedule.dropped
     assert set(trained) | schedule.dropped == {f"0/{n}" for n in range(num_prompts)}
-    tickets = [schedule.admitted[name] for name in trained]
-    assert tickets == sorted(tickets), "batches leave in the order of reservation"
+    for batch in schedule.taken:
+        tickets = [schedule.admitted[made.group_id] for made in batch]
+        assert tickets == sorted(tickets), "a batch is in the order of reservation"
+    if late == "wait":
+        tickets = [schedule.admitted[name] for name in trained]
+        assert tickets == sorted(tickets), "batches leave in the order of reservation"
     assert all(len(batch) == size for batch in schedule.taken[:-1]), "only the last may be short"
+    assert max(schedule.late, default=0) <= surplus
     assert schedule.buffer._num_free == schedule.buffer.num_slots
+    assert not schedule.buffer._late
+    if depth is not None:
+        assert schedule.buffer.num_slots <= depth * size + surplus
+
+
+class CarelessOrder(WindowedOrder):
+    """The planted fault: whatever is complete leaves, so a slow group is overtaken for ever."""
+
+    def _may_leave(self, step: int, size: int) -> bool:
+        del step, size
+        return True
+
+    def overdue(self, step: int) -> Sequence[Ticket]:
+        del step
+        return ()
+
+
+class ForgivingOrder(WindowedOrder):
+    """The planted fault: what a batch left behind is trained on by a later one."""
+
+    def overdue(self, step: int) -> Sequence[Ticket]:
+        del step
+        return ()
+
+
+class EagerBuffer(RolloutBuffer):
+    """The planted fault: the slots of a surplus are filled while the only batch is trained on."""
+
+    def _is_in_time(self) -> bool:
+        return True
+
+
+def careless() -> Order:
+    return CarelessOrder(groups_per_step=1, surplus=0)
+
+
+def forgiving() -> Order:
+    return ForgivingOrder(groups_per_step=1, surplus=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "eta"),
+    [
+        ({"late": "carry_over", "order": careless}, 1),
+        ({"late": "cancel", "surplus": 1, "order": forgiving}, 1),
+        ({"late": "cancel", "surplus": 1, "kind": EagerBuffer}, 0),
+    ],
+    ids=["a group is overtaken for ever", "nothing is given up", "admitted too early"],
+)
+def test_some_schedule_finds_each_planted_fault(options: dict[str, Any], eta: int) -> None:
+    @settings(deadline=None, max_examples=300, database=None, phases=[Phase.generate])
+    @given(SEEDS)
+    def search(seed: int) -> None:
+        try:
+            play(seed, eta=eta, size=1, updates=1, num_prompts=12, **options)
+        except BaseExceptionGroup as failures:
+            raise FoundError from failures
+
+    with pytest.raises(FoundError) as found:
+        search()
+    group = found.value.__cause__
+    assert isinstance(group, BaseExceptionGroup)
+    assert group.subgroup(RunError), "the check at consumption caught it"
+
+
+class FoundError(Exception):
+    """A schedule broke the bound."""
 
 
 def test_taking_groups_in_order_of_completion_would_break_the_bound() -> None:
@@ -163,21 +263,79 @@ def test_taking_groups_in_order_of_completion_would_break_the_bound() -> None:
                 await buffer.take_batch(partial(int, version))
             await buffer.release(1)
 
-    def play_against(kind: type[RolloutBuffer]) -> None:
-        asyncio.run(overtake(kind(groups_per_step=1, max_staleness=1)))
+    def play_against(order: Order) -> None:
+        buffer = RolloutBuffer(groups_per_step=1, max_staleness=1)
+        buffer._order = order
+        asyncio.run(overtake(buffer))
 
     with pytest.raises(RunError, match="above max_staleness = 1"):
-        play_against(CompletionOrderBuffer)
-    with pytest.raises(TimeoutError):  # the right buffer waits for the slow group
-        play_against(RolloutBuffer)
+        play_against(CarelessOrder(groups_per_step=1, surplus=0))
+    for right in (StrictOrder(), WindowedOrder(groups_per_step=1, surplus=0)):
+        with pytest.raises(TimeoutError):  # the slow group is waited for
+            play_against(right)
+
+
+def test_a_slow_group_is_overtaken_as_long_as_the_bound_allows() -> None:
+    async def play_out() -> None:
+        buffer = RolloutBuffer(groups_per_step=2, max_staleness=1, late="carry_over")
+        tickets = await buffer.reserve(4)
+        for ticket in tickets[1:3]:
+            await buffer.deliver(ticket, group(ticket, 0))
+        batch = await buffer.take_batch(lambda: 0)
+        assert [made.group_id for made in batch] == ["0/1", "0/2"]
+        await buffer.release(2)
+        for ticket in await buffer.reserve(2):
+            await buffer.deliver(ticket, group(ticket, 1))
+        taking = asyncio.create_task(buffer.take_batch(lambda: 1))
+        await asyncio.sleep(0)
+        assert not taking.done(), "0/0 and 0/3 can be of no later batch"
+        for ticket in (0, 3):
+            await buffer.deliver(ticket, group(ticket, 0))
+        assert [made.group_id for made in await taking] == ["0/0", "0/3"]
+
+    run(play_out())
+
+
+def test_what_is_left_behind_for_good_is_told_once_and_holds_its_slot_until_it_is_dropped() -> None:
+    async def play_out() -> None:
+        buffer = RolloutBuffer(groups_per_step=2, max_staleness=0, late="cancel", surplus=2)
+        assert buffer.wave_size == 4
+        tickets = await buffer.reserve(4)
+        for ticket in tickets[1:]:
+            await buffer.deliver(ticket, group(ticket, 0))
+        batch = await buffer.take_batch(lambda: 0)
+        assert [made.group_id for made in batch] == ["0/1", "0/2"]
+        late = buffer.take_late()
+        assert {ticket: made and made.group_id for ticket, made in late.items()} == {
+            0: None,
+            3: "0/3",
+        }
+        assert not buffer.take_late()
+        assert not await buffer.deliver(0, group(0, 0))
+        for ticket in late:
+            await buffer.drop(ticket)
+        reserving = asyncio.create_task(buffer.reserve(4))
+        await asyncio.sleep(0)
+        assert not reserving.done(), "what is sampled now could be of no batch in time"
+        await buffer.release(2)
+        assert len(await reserving) == 4
+
+    run(play_out())
+
+
+@pytest.mark.parametrize(("depth", "num_batches"), [(None, 4), (2, 2), (1, 1), (9, 4)])
+def test_the_depth_is_a_bound_of_its_own(depth: int | None, num_batches: int) -> None:
+    buffer = RolloutBuffer(groups_per_step=3, max_staleness=3, depth=depth)
+
+    assert (buffer.num_batches, buffer.num_slots) == (num_batches, 3 * num_batches)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.data(), st.integers(1, 4), st.integers(1, 20))
+@given(SEEDS, st.integers(1, 4), st.integers(1, 20))
 def test_without_staleness_generation_and_learning_take_turns(
-    data: st.DataObject, size: int, num_prompts: int
+    seed: int, size: int, num_prompts: int
 ) -> None:
-    schedule = play(data, eta=0, size=size, updates=1, num_prompts=num_prompts)
+    schedule = play(seed, eta=0, size=size, updates=1, num_prompts=num_prompts)
 
     assert schedule.buffer.num_slots == size
     assert set(schedule.staleness) <= {0}

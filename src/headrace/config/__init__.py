@@ -46,6 +46,7 @@ from headrace.config.objective import (
     SapoLoss,
 )
 from headrace.config.parallel import ParallelConfig
+from headrace.config.pipeline import PipelineConfig
 from headrace.config.problems import CheckedRecipe
 from headrace.config.remote import RemoteConfig
 from headrace.config.run import DeviceName, RunConfig
@@ -108,6 +109,7 @@ __all__ = [
     "OverlongConfig",
     "ParallelConfig",
     "ParquetSource",
+    "PipelineConfig",
     "PpoClipLoss",
     "ReasoningGymSource",
     "ReinforceLoss",

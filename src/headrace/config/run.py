@@ -22,8 +22,10 @@ from headrace.config.monitor import CheckpointConfig, MonitorConfig
 from headrace.config.objective import BEYOND_GROUPS, OBJECTIVES, ObjectiveConfig, table_of
 from headrace.config.objective_rules import ObjectiveSetting, objective_refusals
 from headrace.config.parallel_rules import parallel_refusals
+from headrace.config.pipeline import PipelineConfig
 from headrace.config.section import Section
 from headrace.config.verifier import VerifierConfig
+from headrace.types import num_batches_within
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
@@ -45,6 +47,8 @@ class RunConfig(Section):
     """Rollouts of each prompt."""
     max_staleness: int = Field(default=0, ge=0)
     """The bound eta on staleness, in optimizer steps; 0 is synchronous."""
+    pipeline: PipelineConfig = PipelineConfig()
+    """What is generated ahead of the learner, within that bound."""
     num_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of generator and learner; null takes every core."""
     device: DeviceName = "auto"
@@ -105,6 +109,7 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
         )
     yield from _data_contradictions(config)
     yield from _staleness_contradictions(config)
+    yield from _pipeline_contradictions(config)
     yield from _refill_contradictions(config)
     yield from _alarm_contradictions(config)
     setting = ObjectiveSetting(
@@ -163,6 +168,36 @@ def _alarm_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             keys=("alarms.drift.component", "verifier.components"),
             text=f'alarms.drift.component = "{drift.component}": no component of the verifier; '
             f"allowed: {', '.join(sorted(components))}",
+        )
+
+
+def _pipeline_contradictions(config: RunConfig) -> Iterator[Contradiction]:
+    pipeline, bound = config.pipeline, config.max_staleness
+    updates = config.learner.num_minibatches
+    if updates - 1 > bound:
+        return  # told already
+    within = num_batches_within(bound, updates)
+    keys = ("max_staleness", "learner.num_minibatches")
+    if pipeline.depth is not None and pipeline.depth > within:
+        yield Contradiction(
+            keys=("pipeline.depth", *keys),
+            text=f"pipeline.depth = {pipeline.depth} with max_staleness = {bound} and "
+            f"learner.num_minibatches = {updates}: the last of so many batches would be staler; "
+            f"set depth = {within}, or max_staleness >= {pipeline.depth * updates - 1}",
+        )
+    if pipeline.late == "carry_over" and min(pipeline.depth or within, within) == 1:
+        yield Contradiction(
+            keys=("pipeline.late", "pipeline.depth", *keys),
+            text='pipeline.late = "carry_over" with one batch under way: there is no later one '
+            f"that could take what is late; set max_staleness >= {2 * updates - 1} and leave "
+            "pipeline.depth out",
+        )
+    if (pipeline.late == "cancel") != (pipeline.surplus_groups > 0):
+        yield Contradiction(
+            keys=("pipeline.late", "pipeline.surplus_groups"),
+            text=f'pipeline.late = "{pipeline.late}" with pipeline.surplus_groups = '
+            f'{pipeline.surplus_groups}: only "cancel" gives groups up, and it gives up as many as '
+            "are drawn beyond groups_per_step; set both or neither",
         )
 
 

@@ -41,7 +41,7 @@ from headrace.monitors import (
     rewind,
     write_report,
 )
-from headrace.roles import Generator, Monitor
+from headrace.roles import Monitor
 from headrace.runtime import run_files
 from headrace.runtime.devices import engine_device, resolve_device
 from headrace.runtime.learners import LocalLearner, build_learner
@@ -49,6 +49,7 @@ from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.types import RunEvent, SamplingParams
 from headrace.verifiers import build_verifier
+from headrace.waves import PausableGenerator
 from headrace.weight_sync import MemoryWeightSync
 
 _LOG = logging.getLogger(__name__)
@@ -173,6 +174,9 @@ class LocalRun:
                     groups_per_step=config.groups_per_step,
                     max_staleness=config.max_staleness,
                     updates_per_step=config.learner.num_minibatches,
+                    depth=config.pipeline.depth,
+                    late=config.pipeline.late,
+                    surplus=config.pipeline.surplus_groups,
                 ),
                 stream=PromptStream(
                     self.prepared.train.prompts,
@@ -266,7 +270,7 @@ def _compute_thread(stack: AsyncExitStack, name: str, num_threads: int) -> Compu
     return compute
 
 
-def build_generator(prepared: PreparedRun, compute: ComputeThread) -> Generator:
+def build_generator(prepared: PreparedRun, compute: ComputeThread) -> PausableGenerator:
     """Return the generator of a run; it holds no weights until the first are published."""
     match prepared.config.generator.engine:
         case "torch":
@@ -297,7 +301,7 @@ def _torch_generator(prepared: PreparedRun, compute: ComputeThread) -> TorchGene
     )
 
 
-def _sglang_generator(prepared: PreparedRun) -> Generator:
+def _sglang_generator(prepared: PreparedRun) -> PausableGenerator:
     """Return the client of the servers; it asks them for the first time with the first weights."""
     from headrace.generators.sglang import SGLangGenerator  # noqa: PLC0415 - an extra
 

@@ -275,6 +275,26 @@ def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
             'objective.correction.m2po with objective.proximal = "loglinear": it chooses among',
         ),
         (
+            {"pipeline": {"depth": 3}, "max_staleness": 1},
+            "pipeline.depth = 3 with max_staleness = 1 and learner.num_minibatches = 1: the last",
+        ),
+        (
+            {"pipeline": {"late": "carry_over"}},
+            'pipeline.late = "carry_over" with one batch under way: there is no later one',
+        ),
+        (
+            {"pipeline": {"late": "carry_over", "depth": 1}, "max_staleness": 2},
+            'pipeline.late = "carry_over" with one batch under way: there is no later one',
+        ),
+        (
+            {"pipeline": {"late": "cancel"}},
+            'pipeline.late = "cancel" with pipeline.surplus_groups = 0: only "cancel" gives',
+        ),
+        (
+            {"pipeline": {"surplus_groups": 2}},
+            'pipeline.late = "wait" with pipeline.surplus_groups = 2: only "cancel" gives',
+        ),
+        (
             {"objective": {"loss": "reinforce"}, "max_staleness": 1},
             'objective.loss = "reinforce" and objective.correction = "none" with max_staleness = 1',
         ),
