@@ -73,6 +73,16 @@ CHEAP = [
     r"x^{9999}-x^{9999}",
 ]
 
+GAMMAS = "+".join(rf"(\pi+{n})!" for n in range(60))
+COSTLY = [
+    (r"\pi", rf"\frac{{{GAMMAS}}}{{\sin\pi}}+10^{{9000}}"),
+    (r"\{\pi,e\}", rf"\{{\frac{{{GAMMAS}}}{{\sin\pi}}+10^{{9000}},3\}}"),
+    ("x+1", "x+2+10^{9000}(" + "+".join(f"(xx+{n})!-(xx+{n})!" for n in range(24)) + ")"),
+    ("(0,1)", rf"(\frac{{{GAMMAS}}}{{\sin\pi}}+10^{{9000}},1)"),
+    ("y=x", "y=x+10^{9000}(" + "+".join(f"(x+{n})!-(x+{n})!" for n in range(24)) + ")"),
+]
+"""Each within every cap on what is written, and minutes of computing."""
+
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[MathComponent]:
@@ -106,6 +116,23 @@ def test_what_looks_expensive_and_is_not_is_graded_by_a_process_that_lives_on(
     score = grade(grader, gold, text)
     assert (score.reward, score.outcome) == (0.0, Outcome.WRONG), score.detail
     assert len(grader.pool.pids) <= 1
+
+
+@pytest.mark.parametrize(("gold", "text"), COSTLY)
+def test_what_would_compute_for_minutes_is_wrong_and_does_not_run_out_of_time(
+    grader: MathComponent, gold: str, text: str
+) -> None:
+    score = grade(grader, gold, text)
+    assert (score.reward, score.outcome) == (0.0, Outcome.WRONG), score.detail
+    assert "more computing than a comparison may take" in score.detail
+
+
+def test_an_expected_answer_that_no_answer_could_be_compared_with_is_a_fault_at_load(
+    grader: MathComponent,
+) -> None:
+    problem = grader.answer_problem(rf"\frac{{{GAMMAS}}}{{\pi}}+10^{{9000}}", {})
+    assert problem is not None
+    assert "takes more computing than a comparison may take" in problem
 
 
 def test_many_threads_get_the_verdicts_that_one_gets(grader: MathComponent) -> None:

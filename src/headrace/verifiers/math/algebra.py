@@ -21,7 +21,7 @@ from headrace.verifiers.math.balls import (
     is_real_ball,
     precision,
 )
-from headrace.verifiers.math.deciding import ExactDecider
+from headrace.verifiers.math.deciding import ExactDecider, Tolerance
 from headrace.verifiers.math.exact import MAX_EXPONENT, bits, value_of
 from headrace.verifiers.math.separation import separation_bits
 from headrace.verifiers.math.tree import (
@@ -34,6 +34,7 @@ from headrace.verifiers.math.tree import (
     symbols,
     unreadable,
 )
+from headrace.verifiers.math.work import Work
 
 _FIRST_BITS = 192
 _LEAST_BITS = 256
@@ -50,7 +51,11 @@ _FUNCTION_HEIGHT = 16
 
 
 class BallDecider(ExactDecider):
-    """Decides everything: by fractions where they do, else by balls."""
+    """Decides everything: by fractions where they do, else by balls. One serves one judgement."""
+
+    def __init__(self, tolerance: Tolerance) -> None:
+        super().__init__(tolerance)
+        self._work = Work()
 
     def same_by_algebra(self, gold: Tree, answer: Tree) -> bool:
         """Return whether two expressions are the same."""
@@ -59,9 +64,12 @@ class BallDecider(ExactDecider):
         if not names:
             return self._same_constant(gold, answer, is_real=is_real)
         most = _enough_bits(gold, answer)
-        if not _may_agree(gold, answer, names, bits=_FIRST_BITS, is_real=is_real, is_last=False):
-            return False
-        return _may_agree(gold, answer, names, bits=most, is_real=is_real, is_last=True)
+        return all(
+            _may_agree(
+                gold, answer, names, self._work, bits=bits, is_real=is_real, is_last=bits == most
+            )
+            for bits in (_FIRST_BITS, most)
+        )
 
     def _same_constant(self, gold: Tree, answer: Tree, *, is_real: bool) -> bool:
         difference = Operation("add", (gold, Operation("neg", (answer,))))
@@ -70,6 +78,7 @@ class BallDecider(ExactDecider):
             proof = None
         enough = max(_enough_bits(gold, answer), 2 * (proof or 0))
         for working in (_FIRST_BITS, enough, min(4 * enough, 4 * _MOST_BITS)):
+            self._work.spend(working, gold, answer)
             with precision(working):
                 left = evaluate(gold, {}, is_real=is_real)
                 right = evaluate(answer, {}, is_real=is_real)
@@ -100,6 +109,7 @@ class BallDecider(ExactDecider):
             unreadable("a bound that is no number")
         enough = _enough_bits(left, right)
         for working in (_FIRST_BITS, enough):
+            self._work.spend(working, left, right)
             with precision(working):
                 first, second = evaluate(left, {}, is_real=True), evaluate(right, {}, is_real=True)
                 if not is_real_ball(first) or not is_real_ball(second):
@@ -116,20 +126,32 @@ class BallDecider(ExactDecider):
         names = symbols(gold)
         if names != symbols(answer) or not names:
             return 0
-        with precision(_enough_bits(gold, answer)):
-            return _ratio_sign(gold, answer, sorted(names))
+        return _ratio_sign(gold, answer, sorted(names), self._work)
 
 
-def has_value(tree: Tree) -> bool:
-    """Whether an expression is a finite number, an infinity, or has variables."""
+def has_value(tree: Tree, work: Work) -> bool:
+    """Whether an expression is a finite number, an infinity, or has variables.
+
+    Raises Refused for one that leaves no work for an answer.
+    """
+    enough = _enough_bits(tree, tree)
+    for _ in range(2 * _ENOUGH_POINTS):
+        work.spend(enough, tree)
     if symbols(tree) or has_constant(tree, "infinity"):
         return True
-    with precision(_enough_bits(tree, tree)):
+    with precision(enough):
         return bool(evaluate(tree, {}, is_real=not has_constant(tree, "i")).is_finite())
 
 
 def _may_agree(
-    gold: Tree, answer: Tree, names: Sequence[str], *, bits: int, is_real: bool, is_last: bool
+    gold: Tree,
+    answer: Tree,
+    names: Sequence[str],
+    work: Work,
+    *,
+    bits: int,
+    is_real: bool,
+    is_last: bool,
 ) -> bool:
     r"""Return False where two expressions differ at a point, or agree at too few of them.
 
@@ -139,6 +161,7 @@ def _may_agree(
     with precision(bits):
         common, elsewhere = 0, 0
         for point in _points(gold, answer, names):
+            work.spend(bits, gold, answer)
             left = evaluate(gold, point, is_real=is_real)
             right = evaluate(answer, point, is_real=is_real)
             match _seen(left, right, is_real=is_real, is_last=is_last):
@@ -195,20 +218,23 @@ def _is_evidence(left: Ball, right: Ball) -> bool:
     return bool(width < ball_of_fraction(_SMALL).real ** 2)
 
 
-def _ratio_sign(gold: Tree, answer: Tree, names: Sequence[str]) -> int:
+def _ratio_sign(gold: Tree, answer: Tree, names: Sequence[str], work: Work) -> int:
     ratios: list[Ball] = []
-    for point in _points(gold, answer, names):
-        left, right = evaluate(gold, point, is_real=True), evaluate(answer, point, is_real=True)
-        if not is_real_ball(left) or not is_real_ball(right) or left.contains(0):
-            continue
-        ratios.append(right / left)
-        if not _is_evidence(ratios[0], ratios[-1]):
+    enough = _enough_bits(gold, answer)
+    with precision(enough):
+        for point in _points(gold, answer, names):
+            work.spend(enough, gold, answer)
+            left, right = evaluate(gold, point, is_real=True), evaluate(answer, point, is_real=True)
+            if not is_real_ball(left) or not is_real_ball(right) or left.contains(0):
+                continue
+            ratios.append(right / left)
+            if not _is_evidence(ratios[0], ratios[-1]):
+                return 0
+            if len(ratios) == _ENOUGH_POINTS:
+                break
+        if len(ratios) < _LEAST_POINTS or ratios[0].contains(0):
             return 0
-        if len(ratios) == _ENOUGH_POINTS:
-            break
-    if len(ratios) < _LEAST_POINTS or ratios[0].contains(0):
-        return 0
-    return 1 if ratios[0].real > 0 else -1
+        return 1 if ratios[0].real > 0 else -1
 
 
 def _points(gold: Tree, answer: Tree, names: Sequence[str]) -> Iterator[Mapping[str, Ball]]:

@@ -10,6 +10,8 @@ from headrace.verifiers.math.algebra import BallDecider, has_value
 from headrace.verifiers.math.compare import Rules
 from headrace.verifiers.math.judging import UnreadableGold, judge, read_gold
 from headrace.verifiers.math.reading import trees
+from headrace.verifiers.math.tree import Refused
+from headrace.verifiers.math.work import Work
 
 
 def handle(job: frames.Message) -> frames.Message:
@@ -30,7 +32,13 @@ def handle(job: frames.Message) -> frames.Message:
 def _checked(gold: str, rules: Rules) -> frames.Message:
     """Answer whether every number in an expected answer has a value: a logarithm of 0 has none."""
     reading = read_gold(gold, rules)
-    lacking = any(not has_value(tree) for item in reading.items for tree in trees(item.value))
+    work = Work()
+    try:
+        lacking = any(
+            not has_value(tree, work) for item in reading.items for tree in trees(item.value)
+        )
+    except Refused as reason:
+        return {"status": "ok", "value": None, "detail": f"takes {reason}"}
     if lacking:
         return {
             "status": "ok",
