@@ -293,6 +293,11 @@ class SandboxPool:
                 execution = self._execute(slot, entry.job)
             except CellError as error:
                 execution = self._not_run(entry.job, f"no cell could be started: {error}")
+            # The one boundary: whatever it is, its caller waits, and so do the jobs after it.
+            except Exception as error:  # noqa: BLE001 - see above
+                slot.close()
+                detail = f"the sandbox failed: {type(error).__name__}: {error}"
+                execution = self._not_run(entry.job, detail)
             if execution.ending is not Ending.INFRA or entry.cancelled:
                 break
         return execution

@@ -18,6 +18,8 @@ from headrace.verifiers.sandbox.inside.protocol import Terms
 
 _CHUNK = 1 << 16
 _NUM_OUTPUTS = 3
+_LOOK_SECONDS = 0.02
+"""Between two looks at whether the pipes have ended."""
 
 
 class Streams:
@@ -108,10 +110,12 @@ class Streams:
         while self._open and not self.overflowed:
             for reader in list(self._open):
                 self.read(reader)
-            # A pipe that is neither readable nor at its end is held by a process just starting.
-            left = deadline - time.monotonic()
-            if left <= 0 or (self._open and not select.select(list(self._open), [], [], left)[0]):
+            # A pipe that is neither readable nor at its end is held by a process just starting, or
+            # was sent through a socket that holds itself and is no process's any more.
+            if time.monotonic() >= deadline:
                 return False
+            if self._open and not select.select(list(self._open), [], [], _LOOK_SECONDS)[0]:
+                _collect_sockets()
         return True
 
     def _close(self) -> None:
@@ -119,6 +123,12 @@ class Streams:
             os.close(descriptor)
         self._inside.clear()
         self._readers.clear()
+
+
+def _collect_sockets() -> None:
+    """Have the kernel look for Unix sockets that nobody can reach: it does when one is closed."""
+    for end in socket.socketpair():
+        end.close()
 
 
 def _memory_file(content: bytes) -> int:

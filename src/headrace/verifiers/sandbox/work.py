@@ -90,7 +90,7 @@ def python_work(job: Job) -> Work:
 def compile_work(job: Job, language: Language) -> Work:
     """Return the work that compiles ``job``'s program; its result is the file that comes of it."""
     payload = _payload(
-        files={language.source: job.source.encode()},
+        files={language.source: _text(job.source)},
         command=list(language.compile),
         product=language.product,
     )
@@ -105,9 +105,7 @@ def compile_work(job: Job, language: Language) -> Work:
 
 def command_work(job: Job, language: Language, product: bytes | None) -> Work:
     """Return the work that runs ``job``'s program; ``product`` is what compiling made of it."""
-    made = (
-        (language.source, job.source.encode()) if product is None else (language.product, product)
-    )
+    made = (language.source, _text(job.source)) if product is None else (language.product, product)
     payload = _payload(files={**job.files, made[0]: made[1]}, command=list(language.run))
     return Work(
         job_id=job.job_id,
@@ -118,6 +116,11 @@ def command_work(job: Job, language: Language, product: bytes | None) -> Work:
         may_execute=True,
         may_execute_own=product is not None,
     )
+
+
+def _text(source: str) -> bytes:
+    """Return ``source`` as a file; what is no Unicode is for the compiler to refuse, not for us."""
+    return source.encode("utf-8", "surrogatepass")
 
 
 def problem_of(job: Job, languages: Mapping[str, Language]) -> str | None:

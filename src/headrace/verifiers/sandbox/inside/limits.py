@@ -58,9 +58,12 @@ def limit_always() -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_RTPRIO, 0),
         (resource.RLIMIT_NICE, 0),
-        (resource.RLIMIT_STACK, STACK_BYTES),
     ):
         resource.setrlimit(what, _possible(what, *_both(most)))
+    # Its hard limit stays: honest programs raise the soft one, to what they take for unlimited.
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    soft, _ = _possible(resource.RLIMIT_STACK, STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

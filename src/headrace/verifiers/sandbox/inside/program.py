@@ -118,6 +118,7 @@ def _execute(payload: Mapping[str, Any]) -> None:
 def _run_python(payload: Mapping[str, Any]) -> int:
     """Run the program as ``__main__``, call its function if one is asked for; return its status."""
     module = ModuleType("__main__")
+    module.__file__ = _NAME
     sys.modules["__main__"] = module
     sys.argv = [_NAME]
     source: str = payload["source"]

@@ -35,6 +35,8 @@ _X32_BIT = 0x40000000
 _KILL, _ALLOW = 0x80000000, 0x7FFF0000
 _REFUSE = 0x00050000 | errno.EPERM
 _MISSING = 0x00050000 | errno.ENOSYS
+_NOTHING = 0x00050000
+"""Nothing is done, and the call returns 0."""
 
 _PASS: Instruction = (_RETURN, 0, 0, _ALLOW)
 
@@ -76,6 +78,9 @@ def program(*, may_execute: bool) -> bytes:
     """
     numbers = syscalls.checked()
     leaves = [(first, last, [_PASS]) for first, last in _ranges(syscalls.allowed())]
+    leaves += [
+        (first, last, [(_RETURN, 0, 0, _NOTHING)]) for first, last in _ranges(syscalls.ignored())
+    ]
     leaves += [(numbers["clone"], numbers["clone"], _clone())]
     leaves += [(numbers["clone3"], numbers["clone3"], [(_RETURN, 0, 0, _MISSING)])]
     if may_execute:

@@ -18,6 +18,7 @@ import random
 import resource
 import select
 import signal
+import site
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -250,6 +251,9 @@ def _become_unreachable() -> None:
 def _settle() -> None:
     """Make this process what every job's process begins as."""
     limits.limit_always()
+    # Without the packages of the environment Python leaves these out; programs end by exit().
+    site.setquit()
+    site.sethelper()
     # The same numbers for every program: a verdict does not depend on the cell or its age.
     random.seed(0)
     gc.collect()
