@@ -110,6 +110,11 @@ SAME = [
     ("5 cm", "5 centimeters"),
     ("5 cm^2", "5 square centimeters"),
     ("5 apples", "5 Apple"),
+    ("5", "5 cups of flour"),
+    ("5", "5 more apples"),
+    ("3 million", "3,000,000"),
+    ("3,000,000", r"3 \text{ million}"),
+    (r"\$2,500,000", "2.5 million dollars"),
     ("5 in", "5 inches"),
     ("101_2", "101_{2}"),
     ("3 1/2 cups", "3.5"),
@@ -126,6 +131,14 @@ SAME = [
 ]
 
 DIFFERENT = [
+    ("3", "3 million"),
+    ("3 million", "3"),
+    ("3", r"3\text{ hundred}"),
+    ("3", "3 halves"),
+    ("3", "3 less than ten"),
+    ("3", "3 times ten"),
+    ("3", "3 over four"),
+    ("3", "3 percent of ten"),
     (r"\text{A}", "B"),
     ("A", "(B)"),
     ("A", "a"),

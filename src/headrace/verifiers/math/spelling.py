@@ -92,6 +92,17 @@ _ANOTHER_CHOICE = re.compile(
     r"|\A[\s,;/&]*[A-Z](?:[\s,;/&]+[A-Z])*\s*\Z"
 )
 
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_COMPUTING_WORD = re.compile(
+    r"\b(?:hundreds?|thousands?|(?:m|b|tr)illions?|half|halves|thirds?|fourths?|fifths?|sixths?"
+    r"|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?|squared|cubed|factorial"
+    r"|percent of"
+    r"|plus|minus|divided|than|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+    r"|twenty|not|maybe|versus|modulo|mod)\b",
+    re.IGNORECASE,
+)
+"""Behind a number these are no unit: they make another number of it, or name another one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
@@ -287,10 +298,24 @@ def _trailing_unit(text: str, *, glued: bool) -> Measured:
         sign = "%" if "%" in mark[1] else "degree"
         return Measured(text=text[: mark.start()], unit=sign + (mark[2] or ""))
     if unit := _in_tail(_TEXT_UNIT, text):
-        return Measured(text=text[: unit.start()], unit=units.unit_name(unit[1], unit[2]))
+        return _counted(text[: unit.start()], unit[1], unit[2])
     if (unit := _in_tail(_BARE_UNIT, text)) and _is_unit_word(unit[2], spaced=unit[1] != ""):
-        return Measured(text=text[: unit.start()], unit=units.unit_name(unit[2], unit[3]))
+        return _counted(text[: unit.start()], unit[2], unit[3])
     return Measured(text=text)
+
+
+def _counted(text: str, words: str, power: str | None) -> Measured:
+    """Return a value and the unit in ``words``, the ``million`` of ``3 million dollars`` a factor.
+
+    Raises Unreadable for words that compute: ``3 halves`` and ``3 less than ten`` are not 3.
+    """
+    first, _, rest = words.strip().partition(" ")
+    zeros = _SCALES.get(first.casefold())
+    if zeros is not None and not power:
+        text, words = f"({text})*10^{{{zeros}}}", rest.strip()
+    if _COMPUTING_WORD.search(words):
+        unreadable(f"a word that computes: {words[:40]!r}")
+    return Measured(text=text, unit=units.unit_name(words, power) if words else "")
 
 
 def _in_tail(unit: re.Pattern[str], text: str) -> re.Match[str] | None:
