@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ class _Scorer:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._device = _device(settings["device"])
         self._tokenizer = self._load_tokenizer()
+        self._marks = _marks_of(self._tokenizer)
         self._model = self._load_model()
         self._uses_template = self._template()
         self._check_label()
@@ -71,6 +73,7 @@ class _Scorer:
         return scores
 
     def _encode(self, prompt: str, completion: str) -> list[int]:
+        prompt, completion = self._harmless(prompt), self._harmless(completion)
         if not self._uses_template:
             ids: list[int] = self._tokenizer(prompt, completion)["input_ids"]
             return ids
@@ -82,6 +85,13 @@ class _Scorer:
         # The template has written the special tokens already.
         templated: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return templated
+
+    def _harmless(self, text: str) -> str:
+        """Return ``text`` with a space in each mark that would become a special token.
+
+        A completion that ends its turn and begins another would be scored for what it put there.
+        """
+        return self._marks.sub(lambda found: found[0][0] + " " + found[0][1:], text)
 
     @torch.inference_mode()
     def _compute(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -157,6 +167,15 @@ class _Scorer:
             last = f"labels 0 to {num_labels - 1}" if num_labels > 1 else "a single output"
             msg = f"{self.where}: label = {label}, and it has {last}"
             raise ConfigError(msg)
+
+
+def _marks_of(tokenizer: Any) -> re.Pattern[str]:  # noqa: ANN401 - transformers has no types
+    """Return what finds the special tokens of a tokenizer in a text, the longest first."""
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+    marks = {mark for mark in (*added, *tokenizer.all_special_tokens) if len(mark) > 1}
+    longest_first = sorted(marks, key=lambda mark: (-len(mark), mark))
+    # Without any, what matches nothing.
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _device(name: str) -> torch.device:
