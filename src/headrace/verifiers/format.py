@@ -15,8 +15,8 @@ from headrace.config import FormatConfig
 from headrace.types import Outcome, Prompt
 from headrace.verifiers.component import Score, right_or_wrong
 
-PATTERN_SECONDS = 1.0
-"""For one match; one that takes longer says nothing of the completion."""
+PATTERN_SECONDS = 5.0
+"""For one match. One that takes longer pays 0: not scored, a policy could choose to be left out."""
 
 
 class FormatComponent:
@@ -40,7 +40,7 @@ class FormatComponent:
                 )
             except TimeoutError:
                 detail = f"the pattern did not come to an end within {PATTERN_SECONDS:g} s"
-                return Score(outcome=Outcome.TIMEOUT_WALL, reward=None, detail=detail)
+                return Score(outcome=Outcome.TIMEOUT_WALL, reward=0.0, detail=detail)
             fault = "does not match the pattern" if match is None else None
         return right_or_wrong(right=fault is None, detail=fault or "has the form")
 

@@ -79,7 +79,7 @@ def test_a_pattern_must_match_all_of_it() -> None:
     assert form("Answer: 5 or 6", pattern=r".*Answer: \d+\s*").reward == 0.0
 
 
-def test_a_pattern_that_never_ends_is_not_scored_and_blocks_nobody(
+def test_a_pattern_that_never_ends_pays_nothing_and_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(format_module, "PATTERN_SECONDS", 0.2)
@@ -95,7 +95,7 @@ def test_a_pattern_that_never_ends_is_not_scored_and_blocks_nobody(
         return await task, turns
 
     score, turns = asyncio.run(beside())
-    assert (score.outcome, score.reward) == (Outcome.TIMEOUT_WALL, None)
+    assert (score.outcome, score.reward) == (Outcome.TIMEOUT_WALL, 0.0)
     assert turns > 3
 
 
