@@ -1,9 +1,10 @@
 """Norms, gates and rotations of a decoder layer, differentiable, each as one pass over memory.
 
-Where kernels serve (`can_fuse`) they are kernels; elsewhere the same in torch's operators. Torch
+Where kernels serve (`_serves`) they are kernels; elsewhere the same in torch's operators. Torch
 makes of an RMS norm and its gradient some twenty passes over tensors of a whole micro-batch, most
 of them into memory it has never touched before; on a processor that was a quarter of an update.
-Under autocast the outputs have its dtype, rounded once.
+Under autocast the outputs have its dtype, rounded once. In inference mode it is always torch: that
+is a generator's engine, which has kernels of its own or captures graphs of torch's operators.
 """
 
 from __future__ import annotations
@@ -81,8 +82,15 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
 def _serves(states: Tensor, dtype: torch.dtype, other: Tensor, *conditions: bool) -> bool:
     """Whether kernels take ``states`` [N, ..., size] and ``other``, rows in ``dtype``."""
     is_whole = states.shape[-1] % LANES == 0 and states.numel() > 0
-    is_here = states.device.type == "cpu" and dtype in _STORAGE and is_whole
-    return is_here and _is_plain(states) and _is_plain(other) and all(conditions)
+    is_here = states.device.type == "cpu" and not torch.is_inference_mode_enabled()
+    return (
+        is_here
+        and is_whole
+        and dtype in _STORAGE
+        and _is_plain(states)
+        and _is_plain(other)
+        and all(conditions)
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:
