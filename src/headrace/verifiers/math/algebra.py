@@ -46,6 +46,7 @@ _MOST_WHOLE = 60
 _LEAST_POINTS = 2
 _SMALL = Fraction(1, 2**64)
 """Balls that meet are evidence when they are smaller than this share of the value."""
+_EXTREME_BITS = 4096
 _SYMBOL_HEIGHT = 48
 _FUNCTION_HEIGHT = 16
 
@@ -196,7 +197,17 @@ def _one_matters(left: Ball, right: Ball, *, is_real: bool) -> bool:
     if left.is_finite() == right.is_finite():
         return False
     finite = left if left.is_finite() else right
-    return not is_real or is_real_ball(finite)
+    return (not is_real or is_real_ball(finite)) and not _is_extreme(finite)
+
+
+def _is_extreme(value: Ball) -> bool:
+    r"""Whether a value is so far from 1 that another way to write it may meet the cap on exponents.
+
+    ``e^{80x}`` has no value where its exponent is over the cap, and ``(e^x)^{80}`` has one there.
+    """
+    size = abs(value)
+    far = ball_of_fraction(Fraction(2**_EXTREME_BITS)).real
+    return bool(size > far or (size > 0 and size * far < 1))
 
 
 def _is_zero(difference: Ball, proof: int | None) -> bool:
