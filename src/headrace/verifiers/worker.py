@@ -7,27 +7,24 @@ process ends with its parent.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
+from headrace.child import die_with_parent, take_channel
 from headrace.errors import ConfigError
 from headrace.verifiers import frames
 
 Handler = Callable[[frames.Message], frames.Message]
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main(settings: frames.Message) -> None:
     """Answer jobs until the parent closes the pipe, or until a job runs out of memory."""
-    requests, replies = _take_channel()
-    _die_with_parent()
+    requests, replies = take_channel()
+    die_with_parent()
     _limit_memory(settings["memory_mib"])
     try:
         handler = _handler(settings["kind"], settings["target"])
@@ -68,22 +65,6 @@ def _handler(kind: str, target: str) -> Handler:
         case _:
             msg = f"unknown kind of worker {kind!r}"
             raise AssertionError(msg)
-
-
-def _take_channel() -> tuple[BinaryIO, BinaryIO]:
-    """Move the pipes away from 0 and 1: input becomes empty, and prints go to standard error."""
-    requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends, so that an endless loop ends too."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _limit_memory(mebibytes: int | None) -> None:

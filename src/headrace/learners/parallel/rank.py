@@ -7,7 +7,6 @@ in the same order: most of it waits for the others.
 
 from __future__ import annotations
 
-import ctypes
 import datetime as dt
 import faulthandler
 import functools
@@ -25,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from headrace.child import die_with_parent, take_channel
 from headrace.config import RunConfig
 from headrace.errors import CheckpointError, HeadraceError, RunError
 from headrace.learners.parallel import checkpoint
@@ -37,8 +37,6 @@ from headrace.learners.updater import PolicyUpdater
 from headrace.models.checkpoint import unfilled_decoder
 from headrace.models.decoder import Decoder
 from headrace.types import RolloutGroup, StepResult
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +189,8 @@ class Service:
 
 def main() -> None:
     """Join the other ranks, answer requests, and end when the learner closes the pipe."""
-    requests, replies = _take_channel()
-    _die_with_parent()
+    requests, replies = take_channel()
+    die_with_parent()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
     first = read_request(requests)
     if first is None:
@@ -212,22 +210,6 @@ def main() -> None:
     # Not torn down: the others may have ended already, and what is left ends with the process.
     sys.stderr.flush()
     os._exit(0)
-
-
-def _take_channel() -> tuple[BinaryIO, BinaryIO]:
-    """Move the pipes away from 0 and 1: input becomes empty, and prints go to standard error."""
-    requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends, so that what waits for ever ends too."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

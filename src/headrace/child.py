@@ -1,0 +1,30 @@
+"""What a process does first that was started to answer requests over its pipes.
+
+Owns: nothing that is printed gets into the channel, and the process ends with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+_PR_SET_PDEATHSIG = 1
+
+
+def take_channel() -> tuple[BinaryIO, BinaryIO]:
+    """Move the pipes away from 0 and 1: input becomes empty, and prints go to standard error."""
+    requests, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent ends, so that what never returns ends too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
