@@ -98,10 +98,3 @@ def run(pool: SandboxPool, asked: Job | str) -> Execution:
 
 def has(program: str) -> bool:
     return shutil.which(program) is not None
-
-
-def processes_below(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(child) for child in task.read_text().split()]
-    return found + [below for child in found for below in processes_below(child)]

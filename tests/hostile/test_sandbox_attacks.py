@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sandbox_lab import TIERS, has, here, job, make_pool, processes_below, report, run, strongest
+from sandbox_lab import TIERS, has, here, job, make_pool, report, run, strongest
 
 from headrace.bench.verify_attacks import ATTACKS, BREACH, FORGING, LIMITS, Attack
 from headrace.verifiers.sandbox.execution import Ending, Execution, Limits, Tier
 from headrace.verifiers.sandbox.pool import SandboxPool
+from headrace.verifiers.sandbox.watch import descendants
 
 LOOK = "import os; print(os.listdir('.'))"
 SLOW = [name for name, attack in ATTACKS.items() if attack.is_slow]
@@ -47,7 +48,7 @@ def assert_survived(pool: SandboxPool) -> None:
     assert after.stdout == b"[]\n", after
     # A cell is one process, or two: the one that made the namespaces waits for the other.
     for root in pool.process_ids:
-        assert len(processes_below(root)) <= 1
+        assert len(list(descendants(root))) <= 1
 
 
 def assert_held(attack: Attack, done: Execution) -> None:

@@ -22,10 +22,10 @@ import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.verifiers import frames
+from headrace.verifiers.sandbox.watch import descendants
 from headrace.verifiers.slots import Slots
 
 START_SECONDS = 120.0
@@ -169,7 +169,7 @@ class _Process:
 
     async def kill(self) -> int:
         """Kill the process and what it started, reap it and return its exit status."""
-        for pid in _descendants(self.pid):
+        for pid in list(descendants(self.pid)):  # all of them, before any of them is gone
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -365,15 +365,3 @@ def _reply(answer: frames.Message) -> Reply:
         detail=answer.get("detail", ""),
         traceback=answer.get("traceback", ""),
     )
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the processes below ``pid`` as far as the kernel tells, in a group of their own too.
-
-    Linux only; elsewhere the process group has to do.
-    """
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found.extend(int(child) for child in task.read_text().split())
-    return found + [below for child in found for below in _descendants(child)]

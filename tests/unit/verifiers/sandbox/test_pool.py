@@ -7,12 +7,13 @@ import threading
 import time
 
 import pytest
-from sandbox_lab import has, job, make_pool, processes_below, run, strongest
+from sandbox_lab import has, job, make_pool, run, strongest
 
 from headrace.verifiers.sandbox.canonical import decode, encode
 from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Limits, PythonCall, Tier
 from headrace.verifiers.sandbox.pool import SandboxPool
 from headrace.verifiers.sandbox.recent import Recent
+from headrace.verifiers.sandbox.watch import descendants
 
 
 def test_a_program_reads_its_input_and_its_output_comes_back(pool: SandboxPool) -> None:
@@ -143,7 +144,7 @@ def test_a_cancelled_call_ends_its_program_and_frees_the_slot() -> None:
         asked = job("while True: pass", limits=Limits(cpu_seconds=900, wall_seconds=900))
         waiting = asyncio.create_task(pool.run(asked))
         # The program cannot say that it has begun.
-        while not any(map(processes_below, pool.process_ids)):  # noqa: ASYNC110 - see above
+        while not any(any(descendants(root)) for root in pool.process_ids):  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -184,7 +185,7 @@ def test_a_cell_that_is_killed_from_outside_is_replaced_and_its_job_runs_again()
     pool = make_pool(strongest())
 
     def kill() -> None:
-        while not (found := [pid for root in pool.process_ids for pid in processes_below(root)]):
+        while not (found := [pid for root in pool.process_ids for pid in descendants(root)]):
             time.sleep(0.01)
         time.sleep(0.1)
         for pid in found:
@@ -217,7 +218,7 @@ def test_calls_come_from_any_loop_and_thread(pool: SandboxPool) -> None:
 def test_a_closed_pool_leaves_no_process_and_runs_nothing() -> None:
     pool = make_pool(strongest())
     run(pool, "print(1)")
-    pids = [*pool.process_ids, *(p for root in pool.process_ids for p in processes_below(root))]
+    pids = [*pool.process_ids, *(p for root in pool.process_ids for p in descendants(root))]
     assert pids
     pool.close_blocking()
     pool.close_blocking()

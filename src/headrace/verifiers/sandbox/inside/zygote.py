@@ -336,7 +336,10 @@ def _children_of(pid: int) -> list[int]:
     """Return the living children of a process. Those below them come up when these die."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(child) for child in file.read_text().split()]
+        try:
+            found += [int(child) for child in file.read_text().split()]
+        except OSError:  # a thread that ended since it was listed
+            continue
     return [child for child in found if " Z " not in _stat(child)]
 
 
