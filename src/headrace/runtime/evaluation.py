@@ -17,7 +17,8 @@ from headrace.held_out import evaluate_prompts
 from headrace.models.foreign import load_policy
 from headrace.models.weights import weight_update
 from headrace.runtime.devices import engine_device
-from headrace.runtime.local import CLOSE_SECONDS, build_generator, evaluation_plan
+from headrace.runtime.generators import CLOSE_SECONDS, build_generator
+from headrace.runtime.local import evaluation_plan
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
 from headrace.types import RolloutGroup, Verdict, WeightUpdate
@@ -55,7 +56,7 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
     async with AsyncExitStack() as stack:
         compute = ComputeThread("generator", config.num_threads or os.cpu_count() or 1)
         stack.push_async_callback(asyncio.to_thread, compute.close, CLOSE_SECONDS)
-        generator = build_generator(prepared, compute)
+        generator = build_generator(config, prepared.model, compute)
         stack.push_async_callback(generator.close)
         verifier = build_verifier(config.verifier)
         stack.push_async_callback(verifier.close)

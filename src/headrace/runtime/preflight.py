@@ -60,6 +60,17 @@ class PreparedModel:
     decoder_config: DecoderConfig | ForeignConfig
     tokenizer: Tokenizer
 
+    @classmethod
+    def read(cls, directory: Path) -> PreparedModel:
+        """Read what ``directory`` says of its model. Raises ModelError."""
+        hf_config = read_hf_config(directory)
+        return cls(
+            directory=directory,
+            hf_config=hf_config,
+            decoder_config=read_policy_config(directory, hf_config),
+            tokenizer=Tokenizer.load(directory),
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class Preflight:
@@ -158,13 +169,7 @@ def _prepare_model(recipe: CheckedRecipe) -> PreparedModel:
         elsewhere = "" if beside is None else f"; nor is there {beside}"
         msg = f'model.path = "{named}": {error}{elsewhere}'
         raise ConfigError(msg) from error
-    hf_config = read_hf_config(directory)
-    return PreparedModel(
-        directory=directory,
-        hf_config=hf_config,
-        decoder_config=read_policy_config(directory, hf_config),
-        tokenizer=Tokenizer.load(directory),
-    )
+    return PreparedModel.read(directory)
 
 
 def _check_adapter(recipe: CheckedRecipe, decoder: DecoderConfig) -> None:

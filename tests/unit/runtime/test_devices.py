@@ -17,7 +17,7 @@ from headrace.errors import RunDirectoryError
 from headrace.generators import TorchGenerator
 from headrace.models.checkpoint import load_decoder
 from headrace.models.decoder_config import DecoderConfig
-from headrace.runtime import learners, local
+from headrace.runtime import generators, learners
 from headrace.runtime.devices import CPU, engine_device, resolve_device
 from headrace.runtime.precision import has_native_bfloat16
 from headrace.runtime.preflight import preflight
@@ -102,7 +102,7 @@ def test_learner_and_generator_are_placed_on_the_device(
 
     suppose(monkeypatch, gpu=True)
     monkeypatch.setattr(learners, "load_policy", load)
-    monkeypatch.setattr(local, "TorchGenerator", generator)
+    monkeypatch.setattr(generators, "TorchGenerator", generator)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**28, 2**30))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     start(NO_EVALUATION)

@@ -26,7 +26,8 @@ from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.learners import TorchLearner
 from headrace.runtime.devices import CPU
-from headrace.runtime.local import LocalRun, compute_threads
+from headrace.runtime.generators import compute_threads
+from headrace.runtime.local import LocalRun
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
 from headrace.types import (

@@ -146,7 +146,7 @@ def test_servers_that_are_not_there_end_the_run_with_their_names(
 
 def test_what_a_recipe_says_of_servers_reaches_the_generator(prepare: Prepare) -> None:
     from headrace.generators.sglang import SGLangGenerator  # noqa: PLC0415 - beside what it is for
-    from headrace.runtime.local import _sglang_generator  # noqa: PLC0415
+    from headrace.runtime.generators import _sglang_generator  # noqa: PLC0415
 
     prepared = prepare(
         *SETTINGS,
@@ -162,7 +162,7 @@ def test_what_a_recipe_says_of_servers_reaches_the_generator(prepare: Prepare) -
     )
 
     async def main() -> None:
-        generator = _sglang_generator(prepared)
+        generator = _sglang_generator(prepared.config.generator, prepared.model)
         assert isinstance(generator, SGLangGenerator)
         options = generator._calls.options
         assert options == prepared.config.generator.sglang
@@ -195,11 +195,11 @@ def test_the_key_comes_from_the_environment_and_is_recorded_nowhere(
     monkeypatch.setenv("SGLANG_KEY_OF_A_TEST", "secret")
 
     async def main() -> None:
-        from headrace.runtime.local import _sglang_generator  # noqa: PLC0415
+        from headrace.runtime.generators import _sglang_generator  # noqa: PLC0415
 
         prepared = prepare(*settings)
         assert "secret" not in str(prepared.config)
-        generator = _sglang_generator(prepared)
+        generator = _sglang_generator(prepared.config.generator, prepared.model)
         assert generator._http.headers["authorization"] == "Bearer secret"
         await generator.close()
 

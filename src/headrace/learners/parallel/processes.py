@@ -12,10 +12,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,19 +22,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.child.channel import READY, Request, encode
+from headrace.child.process import ChildEndedError, ChildProcess, launch, state_of
 from headrace.errors import RunError
-from headrace.learners.parallel.channel import READY, Answer, Request, encode, read_answer
 
 T = TypeVar("T")
 
+_MODULE = "headrace.learners.parallel.rank"
+"""What a rank's process runs."""
 GRACE_SECONDS = 5.0
 """What the other ranks have to answer, fail or die too, once one of them has."""
 _STACK_SECONDS = 1.0
 """For a rank to say where it is."""
 _CLOSE_SECONDS = 5.0
 """For a rank to end by itself."""
-_LAST_WORDS = 2000
-"""Characters of standard error that are kept of each rank."""
 _DOING = {
     "start": "the start",
     "rehearse": "the rehearsal",
@@ -46,104 +45,16 @@ _DOING = {
     "load": "the resumption",
 }
 """What a request is called in an error."""
-_LINES = 8
-"""Of them, lines that an error quotes."""
 _WAITING = ("torch/distributed/", "torch/autograd/")
 """Where the innermost frame of a rank lies that waits for others."""
 
 
-class _DiedError(Exception):
-    """The process ended while it was asked something."""
-
-
-class _RankProcess:
-    """One process, and what it was asked and has not answered."""
+class _RankProcess(ChildProcess):
+    """One rank's process."""
 
     def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
+        super().__init__(process)
         self.rank = rank
-        self.process = process
-        self.expected: dict[int, asyncio.Future[Any]] = {}
-        self._said = ""
-        self.is_over = False
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._hear())]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def words(self) -> list[str]:
-        """The last lines that it printed."""
-        return [line.strip() for line in self._said.splitlines() if line.strip()]
-
-    def forget_words(self) -> None:
-        """Keep only what it prints from now on."""
-        self._said = ""
-
-    def expect(self, number: int) -> asyncio.Future[Any]:
-        """Return what will be the answer ``number``."""
-        future = asyncio.get_running_loop().create_future()
-        if self.is_over:
-            future.set_exception(_DiedError())
-        else:
-            self.expected[number] = future
-        return future
-
-    def send(self, frame: bytes) -> None:
-        """Queue ``frame``; a process that has ended shows in its answers."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            self.process.stdin.write(frame)
-
-    def ending(self) -> str:
-        """Say how the process ended."""
-        status = self.process.returncode
-        if status is None:
-            return "did not end"
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with exit status {status}"
-
-    async def end(self) -> None:
-        """Kill the process and what it started, and reap it."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-            await self.process.wait()
-        for task in self._tasks:
-            await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
-            task.cancel()
-        # asyncio has no public way to close the pipes of a process.
-        self.process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - see above
-        await asyncio.sleep(0)
-
-    async def _listen(self) -> None:
-        """Waits for answers; unblocked by the rank, and ended by its end."""
-        assert self.process.stdout is not None
-        try:
-            while True:
-                self._take(await read_answer(self.process.stdout))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            self.is_over = True
-        for future in self.expected.values():
-            if not future.done():
-                future.set_exception(_DiedError())
-        self.expected.clear()
-
-    def _take(self, answer: Answer) -> None:
-        future = self.expected.pop(answer.number, None)
-        if future is None or future.done():
-            return
-        if answer.error is None:
-            future.set_result(answer.value)
-        else:
-            future.set_exception(answer.error)
-
-    async def _hear(self) -> None:
-        """Keeps the last that it prints; ended by its end."""
-        assert self.process.stderr is not None
-        while said := await self.process.stderr.read(_LAST_WORDS):
-            self._said = (self._said + said.decode(errors="replace"))[-_LAST_WORDS:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +135,10 @@ class RankProcesses:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _start(self) -> None:
+        environment = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
         expected = []
         for rank, setting in enumerate(self._settings):
-            process = _RankProcess(rank, await _launch())
+            process = _RankProcess(rank, await launch(_MODULE, environment))
             self._processes.append(process)
             expected.append(process.expect(READY))
             process.send(encode(Request(number=READY, method="begin", arguments=(setting,))))
@@ -283,9 +195,11 @@ class RankProcesses:
         late = [p for p, future in zip(self._processes, expected, strict=True) if not future.done()]
         where = await self._asked_where(late) if is_late else {}
         dead = [
-            p for p, e in zip(self._processes, errors, strict=True) if isinstance(e, _DiedError)
+            p
+            for p, e in zip(self._processes, errors, strict=True)
+            if isinstance(e, ChildEndedError)
         ]
-        await asyncio.gather(*(_reaped(process) for process in dead))
+        await asyncio.gather(*(process.reaped(GRACE_SECONDS) for process in dead))
         if self._failure is None:
             self._failure = self._cause(what, dead, errors, where)
         await asyncio.gather(*(process.end() for process in self._processes))
@@ -302,13 +216,12 @@ class RankProcesses:
         when = f"during {_DOING[what]}"
         if dead:
             first = dead[0]
-            words = " | ".join(first.words[-_LINES:]) or "it said nothing"
             others = ", ".join(str(process.rank) for process in dead[1:])
             more = f" (and rank {others})" if others else ""
             return RunError(
                 f"rank {first.rank} of the learner (process {first.pid}){more} {first.ending()} "
                 f"{when}; all ranks were stopped, and --resume goes on from the last checkpoint. "
-                f"Its last words: {words}"
+                f"Its last words: {first.last_words}"
             )
         if where:
             listed = "; ".join(f"rank {rank} {place}" for rank, place in where.items())
@@ -342,32 +255,13 @@ class RankProcesses:
         for process in self._processes:
             if process.process.stdin is not None:
                 process.process.stdin.close()
-        await asyncio.gather(*(_reaped(process, _CLOSE_SECONDS) for process in self._processes))
+        await asyncio.gather(*(process.reaped(_CLOSE_SECONDS) for process in self._processes))
         await asyncio.gather(*(process.end() for process in self._processes))
         self._processes.clear()
         current = asyncio.current_task()
         left = [task for task in asyncio.all_tasks() if task is not current]
         if left:
             await asyncio.wait(left, timeout=_CLOSE_SECONDS)
-
-
-async def _launch() -> asyncio.subprocess.Process:
-    environment = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "headrace.learners.parallel.rank"),
-        env=environment | os.environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # Its own session: Ctrl-C at a terminal does not reach it, and a kill takes its children.
-        start_new_session=True,
-    )
-
-
-async def _reaped(process: _RankProcess, seconds: float = GRACE_SECONDS) -> None:
-    """Wait until the kernel has said how the process ended, and its last words were read."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.process.wait(), seconds)
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -377,11 +271,7 @@ def _is_echo(error: BaseException) -> bool:
 
 def _whereabouts(process: _RankProcess) -> str:
     """Say where a late rank is, from the stack that it printed or else the kernel's word."""
-    try:
-        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        state = stat.rpartition(")")[2].split()[0]
-    except OSError:
-        state = "?"
+    state = state_of(process.pid)
     if state in {"T", "t"}:
         return f"(process {process.pid}) is stopped, as by SIGSTOP"
     frames = [line for line in process.words if line.startswith("File ")]

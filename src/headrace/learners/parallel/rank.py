@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from headrace.child import die_with_parent, take_channel
+from headrace.child.channel import READY, Answer, Request, encode, read_request
 from headrace.config import RunConfig
 from headrace.errors import CheckpointError, HeadraceError, RunError
 from headrace.learners.parallel import checkpoint
-from headrace.learners.parallel.channel import READY, Answer, Request, encode, read_request
 from headrace.learners.parallel.rank_layout import RankLayout
 from headrace.learners.parallel.stored import Part, write_parts
 from headrace.learners.parallel.weights import Bucket, write_bucket

@@ -1,4 +1,4 @@
-"""Messages between a learner and its ranks over pipes: a length, then a pickle.
+"""Messages between a process and its children over pipes: a length, then a pickle.
 
 Pickle, because both ends are this program's own processes, in which nobody else's code runs; what
 they say (rollouts, results, errors) are its own records.
@@ -15,15 +15,15 @@ from typing import Any, BinaryIO
 _LENGTH = struct.Struct(">Q")
 
 READY = 0
-"""Number of the answer that a rank gives unasked, once it can be asked."""
+"""Number of the answer that a child gives unasked, once it can be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Something for a rank to do."""
+    """Something for a child to do."""
 
     number: int
-    """Even. What is answered once more, later, has the next number then."""
+    """Of the answer. Where there are several, the arguments or the method say their numbers."""
     method: str
     arguments: tuple[Any, ...] = ()
 
