@@ -7,6 +7,7 @@ work belongs in the role's own thread or process.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from headrace.types import (
     StepRecord,
     StepResult,
     Verdict,
+    WeightNotice,
     WeightUpdate,
 )
 
@@ -130,6 +132,55 @@ class WeightSync(Protocol):
 
     async def publish(self, policy_version: int) -> None:
         """Return once every generator samples from ``policy_version``. Raises WeightSyncError."""
+        ...
+
+
+class NoticeReceiver(Protocol):
+    """A generator, or several, in other processes: takes weights by notice."""
+
+    async def update_from(self, notice: WeightNotice) -> None:
+        """Return once every token sampled from now on comes from what ``notice`` publishes.
+
+        Raises WeightSyncError where that could not be read or has another checksum.
+        """
+        ...
+
+
+class WeightStore(Protocol):
+    """The learner's end of a weight sync between processes: writes what readers then open."""
+
+    async def write(self, update: WeightUpdate, *, is_whole: bool = False) -> WeightNotice:
+        """Write ``update`` where readers find it; its tensors may change once this returns.
+
+        ``is_whole``: do not rest on earlier versions, because some reader lost them. The last two
+        notices can be opened, and older ones until they are released. Raises WeightSyncError,
+        which names the place, where there is no room.
+        """
+        ...
+
+    def release(self, policy_version: int) -> None:
+        """Take note that no reader will open a notice older than ``policy_version`` any more."""
+        ...
+
+    def close(self) -> None:
+        """Give back all memory and files. Idempotent."""
+        ...
+
+
+class WeightReader(Protocol):
+    """The generator's end, in another process: made from its pickle there, before any use."""
+
+    def open(self, notice: WeightNotice) -> AbstractContextManager[WeightUpdate]:
+        """Return what ``notice`` publishes, without copying it where that can be; blocks.
+
+        The tensors are valid until the context ends. Raises WeightSyncError when they are gone,
+        were replaced, or cannot be made from what this process holds; a notice that was written
+        with ``is_whole`` may still be opened then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what is kept between two notices. Idempotent."""
         ...
 
 

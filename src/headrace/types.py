@@ -379,13 +379,58 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightUpdate:
-    """One published version of the weights, on its way from learner to generator."""
+    """One published version of the weights, on its way from learner to generator.
+
+    Between processes a `WeightNotice` travels in its place.
+    """
 
     policy_version: int
     tensors: Mapping[str, torch.Tensor]
     """Hugging Face parameter name -> tensor. Valid only until ``update_weights`` returns."""
     checksum: int
     """``models.weights.checksum`` of ``tensors``; the receiver must arrive at the same number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPart:
+    """Bytes that a process reads weights from: all of them, or what changed since another version.
+
+    Its own header says which of the two.
+    """
+
+    policy_version: int
+    """Of the weights once this part has been read."""
+    checksum: int
+    """`WeightUpdate.checksum` of all of them, then."""
+    place: str
+    """Where the bytes lie, as the readers of its store understand it: a path or an address."""
+    num_bytes: int
+    """How many they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNotice:
+    """Where one published version lies: what another process is told instead of tensors."""
+
+    parts: tuple[WeightPart, ...]
+    """The first one holds all weights; each of the others what changed since the one before. Who
+    holds one of these versions reads only what comes after it; who holds none reads all."""
+
+    def __post_init__(self) -> None:
+        versions = [part.policy_version for part in self.parts]
+        if not versions or sorted(set(versions)) != versions:
+            msg = f"a notice of versions {versions}: it needs one at least, in rising order"
+            raise ValueError(msg)
+
+    @property
+    def policy_version(self) -> int:
+        """The version that is published."""
+        return self.parts[-1].policy_version
+
+    @property
+    def checksum(self) -> int:
+        """`WeightUpdate.checksum` of that version; whoever reads it must arrive at this number."""
+        return self.parts[-1].checksum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

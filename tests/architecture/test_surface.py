@@ -74,6 +74,9 @@ def test_a_role_has_at_most_four_methods() -> None:
         "Verifier",
         "Learner",
         "WeightSync",
+        "NoticeReceiver",
+        "WeightStore",
+        "WeightReader",
         "Monitor",
     }
     assert not [name for name, methods in found.items() if len(methods) > 4]

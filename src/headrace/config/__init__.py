@@ -63,6 +63,7 @@ from headrace.config.verifier import (
     UnitRule,
     VerifierConfig,
 )
+from headrace.config.weight_sync import Transport, WeightSyncConfig
 
 __all__ = [
     "AlarmConfig",
@@ -125,10 +126,12 @@ __all__ = [
     "SapoLoss",
     "SourceConfig",
     "ToolchainConfig",
+    "Transport",
     "UnitRule",
     "VerifierConfig",
     "VllmConfig",
     "WeightConfig",
+    "WeightSyncConfig",
     "check_config",
     "dump_config",
     "load_config",

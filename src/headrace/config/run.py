@@ -25,6 +25,7 @@ from headrace.config.parallel_rules import parallel_refusals
 from headrace.config.pipeline import PipelineConfig
 from headrace.config.section import Section
 from headrace.config.verifier import VerifierConfig
+from headrace.config.weight_sync import WeightSyncConfig, weight_sync_refusals
 from headrace.types import num_batches_within
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -70,6 +71,8 @@ class RunConfig(Section):
     """The loss: a table, or the name of one as in `OBJECTIVES`."""
     learner: LearnerConfig = LearnerConfig()
     """The update."""
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    """How new weights get from the learner to the generators."""
     eval: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -123,6 +126,8 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
     for keys, text in objective_refusals(setting):
         yield Contradiction(keys=keys, text=text)
     for keys, text in parallel_refusals(config.learner):
+        yield Contradiction(keys=keys, text=text)
+    for keys, text in weight_sync_refusals(config.weight_sync):
         yield Contradiction(keys=keys, text=text)
     sampling = {"sampling": config.sampling}
     if config.eval.sampling is not None:

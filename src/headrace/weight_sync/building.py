@@ -1,0 +1,50 @@
+"""Which store and reader serve a recipe's `[weight_sync]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from headrace.compute import ComputeThread
+from headrace.config import WeightSyncConfig
+from headrace.errors import ConfigError
+from headrace.roles import WeightReader, WeightStore
+from headrace.weight_sync.shared_memory import (
+    DIRECTORY,
+    SharedMemoryCarrier,
+    SharedMemoryFetcher,
+)
+from headrace.weight_sync.store import WholeReader, WholeStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightChannel:
+    """The two ends of a weight sync between processes."""
+
+    store: WeightStore
+    """Stays with the learner, and is closed by whoever had this made."""
+    reader: WeightReader
+    """Goes to each generator's process, pickled."""
+
+
+def build_weight_channel(config: WeightSyncConfig, compute: ComputeThread | None) -> WeightChannel:
+    """Return both ends for generators in other processes.
+
+    ``compute``: where the learner computes, which copies the weights. Raises ConfigError.
+    """
+    match config.transport:
+        case "auto" | "shared_memory":
+            carrier = SharedMemoryCarrier(
+                directory=config.directory or DIRECTORY, lock_seconds=config.deadline_seconds
+            )
+            return WeightChannel(
+                store=WholeStore(carrier, compute), reader=WholeReader(SharedMemoryFetcher())
+            )
+        case "memory":
+            msg = (
+                'weight_sync.transport = "memory": weights by reference stay in one process, and '
+                'generators have their own; use "auto" or "shared_memory"'
+            )
+            raise ConfigError(msg)
+        case _:
+            assert_never(config.transport)

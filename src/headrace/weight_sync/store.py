@@ -1,0 +1,91 @@
+"""The two ends of a weight sync between processes, whatever carries the bytes.
+
+Owns: a version is told of only once its block is whole, its checksum is that of the tensors it was
+given, and a block is kept for as long as a notice of it may be opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from headrace.compute import ComputeThread
+from headrace.errors import WeightSyncError
+from headrace.models.weight_layout import WeightLayout
+from headrace.types import WeightNotice, WeightPart, WeightUpdate
+from headrace.weight_sync.blocks import BlockHeader, Carrier, Fetcher
+
+T = TypeVar("T")
+
+
+class WholeStore:
+    """A `WeightStore` that writes all weights each time."""
+
+    def __init__(self, carrier: Carrier, compute: ComputeThread | None = None) -> None:
+        """``compute``: where tensors are copied; None takes any thread, with one core."""
+        self._carrier, self._compute = carrier, compute
+        self._parts: list[WeightPart] = []
+
+    async def write(self, update: WeightUpdate, *, is_whole: bool = False) -> WeightNotice:
+        """See `WeightStore`. Always whole, whatever ``is_whole`` says."""
+        del is_whole
+        return await on_thread(self._compute, lambda: self._put(update))
+
+    def _put(self, update: WeightUpdate) -> WeightNotice:
+        header = BlockHeader(
+            policy_version=update.policy_version,
+            checksum=update.checksum,
+            layout=WeightLayout.of_tensors(update.tensors),
+        )
+        part = self._carrier.put(header, update.tensors)
+        # Noted here, where it also happens if nobody waits for it any more.
+        self._parts.append(part)
+        return WeightNotice(parts=(part,))
+
+    def release(self, policy_version: int) -> None:
+        """See `WeightStore`."""
+        for part in self._parts:
+            if part.policy_version < policy_version:
+                self._carrier.drop(part)
+        self._parts = [part for part in self._parts if part.policy_version >= policy_version]
+
+    def close(self) -> None:
+        """See `WeightStore`."""
+        self._carrier.close()
+
+
+class WholeReader:
+    """A `WeightReader` of what a `WholeStore` writes. Its pickle is how to open it."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    @contextmanager
+    def open(self, notice: WeightNotice) -> Iterator[WeightUpdate]:
+        """See `WeightReader`."""
+        if len(notice.parts) != 1:
+            msg = (
+                f"version {notice.policy_version} was published as changes since version "
+                f"{notice.parts[0].policy_version}, which this reader does not add up; give "
+                "generators the reader that was made with the store"
+            )
+            raise WeightSyncError(msg)
+        with self._fetcher.fetch(notice.parts[0]) as block:
+            yield WeightUpdate(
+                policy_version=notice.policy_version,
+                tensors=block.tensors,
+                checksum=notice.checksum,
+            )
+
+    def close(self) -> None:
+        """See `WeightReader`."""
+        self._fetcher.close()
+
+
+async def on_thread(compute: ComputeThread | None, work: Callable[[], T]) -> T:
+    """Return what ``work`` returns, done on ``compute`` or on any thread."""
+    if compute is None:
+        return await asyncio.to_thread(work)
+    return await asyncio.wrap_future(compute.submit(work))
