@@ -8,6 +8,7 @@
     |   +-- RunDirectoryError     an output directory that holds something else
     +-- RunError                  a run that had begun could not go on; exit status 1
         +-- GeneratorFailure      sampling failed
+        +-- LearnerFailure        a process of the learner died or hung
         +-- VerifierFailure       scoring failed so often that the rewards cannot be trusted
         +-- DivergedError         non-finite gradients several times in a row
         +-- NoSignalError         no group had anything to learn from, step after step
@@ -65,6 +66,10 @@ class RunError(HeadraceError):
 
 class GeneratorFailure(RunError):
     """Sampling failed, or was asked for before the first weights arrived."""
+
+
+class LearnerFailure(RunError):
+    """A process of the learner died or hung; what it was about to learn can be learned again."""
 
 
 class VerifierFailure(RunError):

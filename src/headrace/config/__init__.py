@@ -19,6 +19,7 @@ from headrace.config.data import (
     SourceConfig,
 )
 from headrace.config.evaluation import EvaluationConfig
+from headrace.config.faults import FaultConfig
 from headrace.config.form import FormatConfig, LanguageConfig, LengthConfig
 from headrace.config.generator import (
     EngineName,
@@ -87,6 +88,7 @@ __all__ = [
     "EvaluationConfig",
     "ExactConfig",
     "Extraction",
+    "FaultConfig",
     "FormatConfig",
     "FunctionConfig",
     "GeneratorConfig",

@@ -6,17 +6,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headrace.config.learner import LearnerConfig
+from headrace.config.parallel import ParallelConfig
 
 if TYPE_CHECKING:
     from headrace.config.objective_rules import Refusal
 
 
+def described(parallel: ParallelConfig) -> str:
+    """Say what asks for ranks, as it stands in a message."""
+    if parallel.num_ranks > 1:
+        return f"learner.parallel of {parallel.num_ranks} ranks"
+    return "learner.parallel.own_process = true"
+
+
 def parallel_refusals(learner: LearnerConfig) -> Iterator[Refusal]:
     """Yield what contradicts itself."""
-    count = learner.parallel.num_ranks
-    if count > 1 and learner.lora is not None:
+    if learner.parallel.has_processes and learner.lora is not None:
         text = (
-            f"learner.lora with learner.parallel of {count} ranks: an adapter is trained by one "
-            "process alone; remove learner.parallel, or train all weights"
+            f"learner.lora with {described(learner.parallel)}: an adapter is trained in the run's "
+            "own process alone; remove learner.parallel, or train all weights"
         )
         yield ("learner.lora", "learner.parallel"), text

@@ -15,6 +15,7 @@ from headrace.config.alarms import AlarmConfig
 from headrace.config.data import DataConfig, DynamicSamplingConfig
 from headrace.config.engine_rules import engine_refusals
 from headrace.config.evaluation import EvaluationConfig
+from headrace.config.faults import FaultConfig
 from headrace.config.generator import GeneratorConfig, SamplingConfig
 from headrace.config.learner import LearnerConfig
 from headrace.config.model import ModelConfig
@@ -77,6 +78,8 @@ class RunConfig(Section):
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    faults: FaultConfig = FaultConfig()
+    """What is started again when it dies."""
     monitors: MonitorConfig = MonitorConfig()
     """Output."""
     alarms: AlarmConfig = AlarmConfig()

@@ -47,6 +47,7 @@ class CheckpointStore:
         self._directory = directory
         self._keep = keep
         self._fingerprint = fingerprint
+        self._under_way: asyncio.Task[StoredCheckpoint] | None = None
 
     async def save(self, step: int, policy_version: int, write: Write) -> StoredCheckpoint:
         """Begin a checkpoint and wait for it. Raises CheckpointError as `begin` and its task do."""
@@ -75,7 +76,18 @@ class CheckpointStore:
         with self._undone(partial, final):
             self._begin(partial)
             writing = await write(partial)
-        return asyncio.create_task(self._finish(writing, partial, stored), name="checkpoint")
+        self._under_way = asyncio.create_task(
+            self._finish(writing, partial, stored), name="checkpoint"
+        )
+        return self._under_way
+
+    async def settle(self) -> None:
+        """Wait for what is under way, whatever comes of it: somebody else waits for that, or did.
+
+        Unblocked by the learner, which has a deadline or is closed, and by the disk.
+        """
+        if self._under_way is not None:
+            await asyncio.gather(asyncio.shield(self._under_way), return_exceptions=True)
 
     async def _finish(
         self, writing: Awaitable[None] | None, partial: Path, stored: StoredCheckpoint

@@ -25,9 +25,21 @@ class JsonlMonitor:
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         """Open both files in ``directory``, which exists. Raises OSError."""
         self._clock = clock
+        self._directory = directory
+        self._open()
+
+    def _open(self) -> None:
         # Line-buffered: each record is one write, so a kill can tear the last line at most.
-        self._metrics = (directory / METRICS_FILE).open("a", buffering=1, encoding="utf-8")
-        self._events = (directory / EVENTS_FILE).open("a", buffering=1, encoding="utf-8")
+        self._metrics = (self._directory / METRICS_FILE).open("a", buffering=1, encoding="utf-8")
+        self._events = (self._directory / EVENTS_FILE).open("a", buffering=1, encoding="utf-8")
+
+    def reopen(self) -> None:
+        """Go on at the end of the files that lie there now: `rewind` replaces them.
+
+        Raises OSError.
+        """
+        self.close()
+        self._open()
 
     def on_step(self, record: StepRecord) -> None:
         """Append a line of kind ``step``."""

@@ -23,7 +23,7 @@ LocalLearner: TypeAlias = "TorchLearner | RankedLearner"
 
 def build_learner(prepared: PreparedRun, num_steps: int, compute: ComputeThread) -> LocalLearner:
     """Return the learner of a run, which `LocalLearner.start` brings to life."""
-    if prepared.config.learner.parallel.num_ranks > 1:
+    if prepared.config.learner.parallel.has_processes:
         return _ranked(prepared, num_steps, compute.num_threads)
     config, model = prepared.config, prepared.model
     device = resolve_device(config.device)

@@ -1,7 +1,10 @@
 """The default runtime: every role in this process, each in its own thread or processes.
 
 Builds the parts of a run from its config, wires them, and hands them to the controller. Nothing
-here decides anything about training.
+here decides anything about training. When a learner dies, generator and verifier stay, and the rest
+is built anew from the last checkpoint (`revival`). Owns: what the dead learner had made since then
+is taken back in ledger, metrics and rollouts before any of it is made again. Groups that were under
+way are drawn again and not kept: the versions that sampled them may never come to be.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 import torch
 
 from headrace.buffer import RolloutBuffer
+from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.controller import Controller, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
@@ -37,17 +41,58 @@ from headrace.monitors import (
     rewind,
     write_report,
 )
-from headrace.roles import Monitor
+from headrace.roles import Monitor, Verifier
 from headrace.runtime import run_files
 from headrace.runtime.devices import resolve_device
 from headrace.runtime.generators import build_generator, compute_threads
 from headrace.runtime.learners import LocalLearner, build_learner
 from headrace.runtime.preflight import PreparedRun, sampling_params
+from headrace.runtime.revival import Beginning, outlive
 from headrace.types import RunEvent, SamplingParams
 from headrace.verifiers import build_verifier
+from headrace.waves import PausableGenerator
 from headrace.weight_sync import MemoryWeightSync
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    """What outlives a learner."""
+
+    stack: AsyncExitStack
+    """Closes all of it."""
+    directory: Path
+    store: CheckpointStore
+    ledger: Ledger
+    monitor: Monitor
+    records: JsonlMonitor
+    """One of those behind ``monitor``."""
+    generator_compute: ComputeThread
+    learner_compute: ComputeThread
+    roles: tuple[PausableGenerator, Verifier] | None = None
+    """Built after the first learner, which takes its memory first."""
+
+    def take_back(self, beginning: Beginning) -> None:
+        """Forget what was made after ``beginning``. Raises RunDirectoryError, OSError."""
+        self.ledger.rewind(beginning.step)
+        # Without a checkpoint even the evaluation before the first step is done again.
+        rewind(self.directory, -1 if beginning.checkpoint is None else beginning.step)
+        self.records.reopen()
+
+    def roles_of(self, prepared: PreparedRun) -> tuple[PausableGenerator, Verifier]:
+        """Return generator and verifier, which have counted nothing yet."""
+        if self.roles is None:
+            config = prepared.config
+            generator = build_generator(config, prepared.model, self.generator_compute)
+            self.stack.push_async_callback(generator.close)
+            window = config.groups_per_step * config.group_size
+            verifier = build_verifier(config.verifier, window=window)
+            self.stack.push_async_callback(verifier.close)
+            self.roles = generator, verifier
+        for role in self.roles:
+            role.metrics()
+        return self.roles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,8 +119,8 @@ class LocalRun:
     async def train(self, on_start: Callable[[Controller], None] | None = None) -> RunOutcome:
         """Train to the end, write the report, and say how it ended.
 
-        ``on_start`` gets the controller, for asking it to stop. Raises UserError before anything
-        is started and RunError afterwards.
+        ``on_start`` gets every controller, for asking it to stop; there is another one after each
+        death of the learner. Raises UserError before anything is started and RunError afterwards.
         """
         config, prepared = self.prepared.config, self.prepared
         torch.set_num_threads(1)  # the compute threads have the cores
@@ -87,11 +132,17 @@ class LocalRun:
         async with AsyncExitStack() as stack:
             stack.enter_context(run_files.locked(self.output))
             store, last = self._open_directory(num_steps)
-            controller = await self._build(stack, store, last, num_steps)
-            if on_start is not None:
-                on_start(controller)
+            kept = self._kept(stack, store)
+
+            async def live(beginning: Beginning) -> RunOutcome:
+                async with AsyncExitStack() as ending:
+                    controller = await self._build(ending, kept, beginning, num_steps)
+                    if on_start is not None:
+                        on_start(controller)
+                    return await controller.run()
+
             try:
-                return await controller.run()
+                return await outlive(live, Beginning(checkpoint=last), store, config.faults)
             finally:
                 # Also after a failure: the report is where one looks first.
                 await asyncio.to_thread(_write_report, self.output)
@@ -124,36 +175,39 @@ class LocalRun:
             run_files.record(self.output, config)
         return store, last
 
-    async def _build(
-        self,
-        stack: AsyncExitStack,
-        store: CheckpointStore,
-        last: StoredCheckpoint | None,
-        num_steps: int,
-    ) -> Controller:
+    def _kept(self, stack: AsyncExitStack, store: CheckpointStore) -> _Kept:
         config = self.prepared.config
-        step = last.step if last is not None else 0
         ledger = stack.enter_context(Ledger(self.output / run_files.LEDGER_FILE))
-        ledger.rewind(step)
-        # Without a checkpoint even the evaluation before the first step is done again.
-        rewind(self.output, step if last is not None else -1)
-        monitor = self._monitor(stack)
+        records = JsonlMonitor(self.output)
+        monitor = self._monitor(stack, records)
         generator_compute, learner_compute = compute_threads(stack, config)
-        learner = build_learner(self.prepared, num_steps, learner_compute)
+        return _Kept(
+            stack=stack,
+            directory=self.output,
+            store=store,
+            ledger=ledger,
+            monitor=monitor,
+            records=records,
+            generator_compute=generator_compute,
+            learner_compute=learner_compute,
+        )
+
+    async def _build(
+        self, stack: AsyncExitStack, kept: _Kept, beginning: Beginning, num_steps: int
+    ) -> Controller:
+        """Return the controller of one life. ``stack`` closes what ends with that."""
+        config, step, ledger = self.prepared.config, beginning.step, kept.ledger
+        kept.take_back(beginning)
+        kept.monitor.on_event(self._event(beginning))
+        learner = build_learner(self.prepared, num_steps, kept.learner_compute)
         stack.push_async_callback(learner.close)
         await learner.start()
         await self._rehearse(learner)
-        version = await _restore(learner, last)
-        generator = build_generator(config, self.prepared.model, generator_compute)
-        stack.push_async_callback(generator.close)
-        window = config.groups_per_step * config.group_size
-        verifier = build_verifier(config.verifier, window=window)
-        stack.push_async_callback(verifier.close)
+        version = await _restore(learner, beginning.checkpoint)
+        generator, verifier = kept.roles_of(self.prepared)
         alarms = Alarms(config.alarms)
-        if last is not None:
+        if beginning.checkpoint is not None:
             alarms.recall(read_run(self.output))
-        kind, verb = ("resume", "resumed at") if self.resume else ("start", "started from")
-        monitor.on_event(RunEvent(kind=kind, step=step, message=f"{verb} step {step}"))
         return Controller(
             self._plan(num_steps, step, version),
             Parts(
@@ -161,7 +215,7 @@ class LocalRun:
                 verifier=verifier,
                 learner=learner,
                 weight_sync=MemoryWeightSync(learner.export, [generator]),
-                monitor=monitor,
+                monitor=kept.monitor,
                 buffer=RolloutBuffer(
                     groups_per_step=config.groups_per_step,
                     max_staleness=config.max_staleness,
@@ -178,10 +232,18 @@ class LocalRun:
                     ledger=ledger,
                 ),
                 ledger=ledger,
-                checkpoints=store,
+                checkpoints=kept.store,
                 alarms=alarms,
             ),
         )
+
+    def _event(self, beginning: Beginning) -> RunEvent:
+        step = beginning.step
+        if beginning.death is not None:
+            message = f"{beginning.death}. It is started again from step {step}"
+            return RunEvent(kind="learner_restart", step=step, message=message)
+        kind, verb = ("resume", "resumed at") if self.resume else ("start", "started from")
+        return RunEvent(kind=kind, step=step, message=f"{verb} step {step}")
 
     async def _rehearse(self, learner: LocalLearner) -> None:
         config = self.prepared.config
@@ -195,9 +257,9 @@ class LocalRun:
                 prompts = self.prepared.train.prompts
                 await learner.rehearse(max(len(prompt.token_ids) for prompt in prompts))
 
-    def _monitor(self, stack: AsyncExitStack) -> Monitor:
+    def _monitor(self, stack: AsyncExitStack, records: JsonlMonitor) -> Monitor:
         config = self.prepared.config
-        monitors: list[Monitor] = [JsonlMonitor(self.output), *self.extra_monitors]
+        monitors: list[Monitor] = [records, *self.extra_monitors]
         if config.monitors.rollouts_every:
             monitors.append(RolloutMonitor(self.output, every=config.monitors.rollouts_every))
         if config.monitors.console:

@@ -301,7 +301,7 @@ def _needed_bytes(config: RunConfig, decoder: DecoderConfig) -> int:
         trained, frozen = sum(map(math.prod, factors.values())), parameters
     # Master, gradient and two moments in fp32, and the reference if any; the generator's copy.
     copies = 4 + (config.objective.kl_coefficient > 0)
-    if config.learner.parallel.num_ranks > 1:
+    if config.learner.parallel.has_processes:
         # Each replica is one; a checkpoint copies weights and moments, to write them meanwhile.
         copies = copies * config.learner.parallel.replicas + 3
     weights = copies * trained + frozen + parameters

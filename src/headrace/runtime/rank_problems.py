@@ -8,20 +8,21 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from headrace.config import CheckedRecipe
+from headrace.config.parallel_rules import described
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.foreign_config import ForeignConfig
 from headrace.runtime.devices import resolve_device
 
 
 def rank_problems(recipe: CheckedRecipe, model: DecoderConfig | ForeignConfig) -> Iterator[str]:
-    """Name the settings of ``learner.parallel`` that cannot be; none for one rank."""
+    """Name the settings of ``learner.parallel`` that cannot be; none without ranks."""
     parallel = recipe.config.learner.parallel
-    if parallel.num_ranks == 1 or not recipe.knows("learner", "parallel"):
+    if not parallel.has_processes or not recipe.knows("learner", "parallel"):
         return
     if isinstance(model, ForeignConfig):
         yield (
-            f"learner.parallel of {parallel.num_ranks} ranks: a model of family {model.family} "
-            "trains through transformers, in one process alone; remove learner.parallel"
+            f"{described(parallel)}: a model of family {model.family} trains through "
+            "transformers, in the run's own process alone; remove learner.parallel"
         )
         return
     counts = {

@@ -37,6 +37,7 @@ _FREE_KEYS = (
     "name",
     "eval",
     "checkpoint",
+    "faults",
     "monitors",
     "num_threads",
     "num_steps",

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from headrace.child.channel import READY, Request, encode
 from headrace.child.process import ChildEndedError, ChildProcess, launch, state_of
-from headrace.errors import RunError
+from headrace.errors import LearnerFailure, RunError
 
 T = TypeVar("T")
 
@@ -218,17 +218,15 @@ class RankProcesses:
             first = dead[0]
             others = ", ".join(str(process.rank) for process in dead[1:])
             more = f" (and rank {others})" if others else ""
-            return RunError(
+            return LearnerFailure(
                 f"rank {first.rank} of the learner (process {first.pid}){more} {first.ending()} "
-                f"{when}; all ranks were stopped, and --resume goes on from the last checkpoint. "
-                f"Its last words: {first.last_words}"
+                f"{when}; all ranks were stopped. Its last words: {first.last_words}"
             )
         if where:
             listed = "; ".join(f"rank {rank} {place}" for rank, place in where.items())
-            return RunError(
+            return LearnerFailure(
                 f"{listed}: no answer {when} within learner.parallel.timeout_seconds = "
-                f"{self._timeout:g}; all ranks were stopped, and --resume goes on from the last "
-                "checkpoint"
+                f"{self._timeout:g}; all ranks were stopped"
             )
         failed = {rank: error for rank, error in enumerate(errors) if error is not None}
         rank = min(failed, key=lambda rank: (_is_echo(failed[rank]), rank))
