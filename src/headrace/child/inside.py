@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 from typing import BinaryIO
@@ -24,7 +25,15 @@ def take_channel() -> tuple[BinaryIO, BinaryIO]:
     return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
 
 
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent ends, so that what never returns ends too."""
+def die_with_parent(requests: BinaryIO) -> None:
+    """Ask the kernel for SIGKILL when the parent ends, so that what never returns ends too.
+
+    ``requests`` is the channel from the parent: one that ended before, while this process was still
+    importing, has closed it, and this process ends here.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    channel = select.poll()
+    channel.register(requests, 0)  # only its end is asked for, which is always told
+    if channel.poll(0):
+        os._exit(1)

@@ -24,7 +24,7 @@ Handler = Callable[[frames.Message], frames.Message]
 def main(settings: frames.Message) -> None:
     """Answer jobs until the parent closes the pipe, or until a job runs out of memory."""
     requests, replies = take_channel()
-    die_with_parent()
+    die_with_parent(requests)
     _limit_memory(settings["memory_mib"])
     try:
         handler = _handler(settings["kind"], settings["target"])

@@ -114,7 +114,7 @@ def _told(error: Exception) -> Exception:
 def main() -> None:
     """Build the generator, answer requests, and end when the pool closes the pipe."""
     requests, replies = take_channel()
-    die_with_parent()
+    die_with_parent(requests)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     first = read_request(requests)
     if first is None:

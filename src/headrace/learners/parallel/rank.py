@@ -190,7 +190,7 @@ class Service:
 def main() -> None:
     """Join the other ranks, answer requests, and end when the learner closes the pipe."""
     requests, replies = take_channel()
-    die_with_parent()
+    die_with_parent(requests)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
     first = read_request(requests)
     if first is None:
