@@ -20,6 +20,7 @@ from headrace.cli import (
     export,
     fetch,
     inspect,
+    replay,
     report,
     serve_verifiers,
     train,
@@ -64,6 +65,7 @@ app.command("check")(check.check)
 app.command("eval")(evaluate.evaluate)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
+app.command("replay")(replay.replay)
 app.command("verify")(verify.verify)
 app.command("serve-verifiers")(serve_verifiers.serve_verifiers)
 app.command("bench")(bench.bench)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from headrace.config.section import Section
@@ -23,3 +25,6 @@ class MonitorConfig(Section):
     """Show progress on standard error."""
     rollouts_every: int = Field(default=1, ge=0)
     """Write the rollouts of every so many steps to Parquet; 0 writes none."""
+    record: Literal["auto", "steps", "none"] = "auto"
+    """Keep what `headrace replay` needs: the rollouts of every step, and a line in records.jsonl.
+    ``auto``: where ``max_staleness`` is above 0, since a synchronous run repeats by itself."""

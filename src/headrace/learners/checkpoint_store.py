@@ -115,12 +115,13 @@ class CheckpointStore:
             )
             raise CheckpointError(msg) from error
 
-    def latest(self) -> StoredCheckpoint | None:
-        """Return the newest checkpoint, or None. Raises CheckpointError if it is damaged.
+    def latest(self, up_to: int | None = None) -> StoredCheckpoint | None:
+        """Return the newest checkpoint, at most of step ``up_to``, or None.
 
-        No kill leaves a damaged one, so going back to an earlier one is for a person to decide.
+        Raises CheckpointError if it is damaged. No kill leaves a damaged one, so going back to an
+        earlier one is for a person to decide.
         """
-        found = self._all()
+        found = [path for path in self._all() if up_to is None or _step_of(path) <= up_to]
         return _read_state(found[-1]) if found else None
 
     def _begin(self, partial: Path) -> None:
@@ -133,7 +134,7 @@ class CheckpointStore:
         if not self._directory.is_dir():
             return []
         found = [path for path in self._directory.iterdir() if _NAME.match(path.name)]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        return sorted(found, key=_step_of)
 
     def _prune(self) -> None:
         for old in self._all()[: -self._keep]:
@@ -143,6 +144,10 @@ class CheckpointStore:
             with contextlib.suppress(OSError):
                 old.rename(doomed)
                 shutil.rmtree(doomed)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _commit(partial: Path, stored: StoredCheckpoint) -> None:

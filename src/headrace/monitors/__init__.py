@@ -17,25 +17,38 @@ from headrace.monitors.metrics import (
     unbiased_pass_at_k,
 )
 from headrace.monitors.report import write_report
-from headrace.monitors.rollouts import RolloutMonitor, read_rollouts, write_rollouts
+from headrace.monitors.rollout_monitor import RolloutMonitor
+from headrace.monitors.rollouts import read_rollouts, write_rollouts
 from headrace.monitors.run_directory import RunHistory, read_run, rewind
+from headrace.monitors.step_records import (
+    Facts,
+    RecordedStep,
+    Weights,
+    read_batch,
+    read_records,
+)
 from headrace.monitors.summary import summarise
 
 __all__ = [
     "Alarms",
     "EvaluationMode",
+    "Facts",
     "FanoutMonitor",
     "JsonlMonitor",
     "LiveMonitor",
     "LoopLag",
     "Metrics",
     "PlainMonitor",
+    "RecordedStep",
     "RolloutMonitor",
     "RunHistory",
+    "Weights",
     "canary_metrics",
     "console_monitor",
     "evaluation_metrics",
     "inspect_view",
+    "read_batch",
+    "read_records",
     "read_rollouts",
     "read_run",
     "rewind",

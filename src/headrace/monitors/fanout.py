@@ -21,9 +21,11 @@ class FanoutMonitor:
 
     def __init__(self, monitors: Sequence[Monitor]) -> None:
         self._working: list[Monitor] = list(monitors)
+        self._step = 0
 
     def on_step(self, record: StepRecord) -> None:
         """Pass a step on."""
+        self._step = record.step
         self._each(lambda monitor: monitor.on_step(record), record.step)
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
@@ -35,9 +37,16 @@ class FanoutMonitor:
         self._each(lambda monitor: monitor.on_event(event), event.step)
 
     def close(self) -> None:
-        """Close every monitor that still works; one that fails does not keep the others open."""
-        self._each(lambda monitor: monitor.close(), step=0)
-        self._working.clear()
+        """Close every monitor that still works; one that fails does not keep the others open.
+
+        One after another, so that those behind it still hear of a failure.
+        """
+        while self._working:
+            monitor = self._working.pop(0)
+            try:
+                monitor.close()
+            except Exception as error:  # noqa: BLE001 - see `_each`
+                self.on_event(_failure(monitor, error, self._step))
 
     def _each(self, call: Callable[[Monitor], None], step: int) -> None:
         """Call every working monitor. Ends: each round of failures has fewer monitors to tell."""

@@ -20,6 +20,7 @@ from headrace.errors import RunDirectoryError
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
+RECORDS_FILE = "records.jsonl"
 ROLLOUTS_FOLDER = "rollouts"
 REPORT_FILE = "report.html"
 ALARM = "alarm"
@@ -85,13 +86,13 @@ def read_run(directory: Path) -> RunHistory:
         if not (directory / name).is_file():
             msg = f"{directory}: holds no run, {name} is missing; name a directory `train` wrote"
             raise RunDirectoryError(msg)
-    lines = _read_lines(directory / METRICS_FILE)
+    lines = read_lines(directory / METRICS_FILE)
     return RunHistory(
         directory=directory,
         config=_read_config(directory / CONFIG_FILE),
         steps=_metrics_lines(lines, "step"),
         evaluations=_metrics_lines(lines, "evaluation"),
-        events=tuple(_event_line(line) for line in _read_lines(directory / EVENTS_FILE)),
+        events=tuple(_event_line(line) for line in read_lines(directory / EVENTS_FILE)),
     )
 
 
@@ -101,10 +102,10 @@ def rewind(directory: Path, step: int) -> None:
     Each file is replaced atomically, so that a kill at any moment leaves the old or the new one.
     A file that is not there yet is no error. Raises RunDirectoryError for a damaged line.
     """
-    for name in (METRICS_FILE, EVENTS_FILE):
+    for name in (METRICS_FILE, EVENTS_FILE, RECORDS_FILE):
         path = directory / name
         if path.exists():
-            kept = [line for line in _read_lines(path) if line["step"] <= step]
+            kept = [line for line in read_lines(path) if line["step"] <= step]
             replace_file(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
     for path, _, recorded in rollout_files(directory):
         if recorded > step:
@@ -149,7 +150,7 @@ def _read_config(path: Path) -> Line:
     return config
 
 
-def _read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[Line]:
     """Return the records of a JSON Lines file, without a torn last one; [] if there is no file."""
     if not path.exists():
         return []

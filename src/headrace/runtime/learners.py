@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.compute import ComputeThread
+from headrace.config import RunConfig
 from headrace.learners import PolicySource, TorchLearner
 from headrace.learners.adapter import begin_adapter
 from headrace.models.decoder import Decoder
@@ -12,7 +13,7 @@ from headrace.models.decoder_config import DecoderConfig
 from headrace.models.foreign import load_policy
 from headrace.runtime.devices import engine_device, resolve_device
 from headrace.runtime.precision import resolve_dtype
-from headrace.runtime.preflight import PreparedRun
+from headrace.runtime.preflight import PreparedModel, PreparedRun
 
 if TYPE_CHECKING:
     from headrace.learners.parallel.learner import RankedLearner
@@ -23,9 +24,24 @@ LocalLearner: TypeAlias = "TorchLearner | RankedLearner"
 
 def build_learner(prepared: PreparedRun, num_steps: int, compute: ComputeThread) -> LocalLearner:
     """Return the learner of a run, which `LocalLearner.start` brings to life."""
-    if prepared.config.learner.parallel.has_processes:
-        return _ranked(prepared, num_steps, compute.num_threads)
-    config, model = prepared.config, prepared.model
+    config = prepared.config
+    return place_learner(
+        config,
+        prepared.model,
+        num_updates=num_steps * config.learner.num_minibatches,
+        compute=compute,
+    )
+
+
+def place_learner(
+    config: RunConfig, model: PreparedModel, *, num_updates: int, compute: ComputeThread
+) -> LocalLearner:
+    """Return the learner of ``config``; ``num_updates`` is the planned total, for the schedule.
+
+    Ranks use as many threads as ``compute`` has.
+    """
+    if config.learner.parallel.has_processes:
+        return _ranked(config, model, num_updates, compute.num_threads)
     device = resolve_device(config.device)
     decoder = load_policy(model.directory, device=device)
     if config.learner.lora is not None:
@@ -35,25 +51,26 @@ def build_learner(prepared: PreparedRun, num_steps: int, compute: ComputeThread)
         decoder,
         PolicySource(directory=model.directory, hf_config=model.hf_config),
         config,
-        num_updates=num_steps * config.learner.num_minibatches,
+        num_updates=num_updates,
         compute=compute,
         compute_dtype=resolve_dtype(config.learner.compute_dtype, device),
         export_dtype=resolve_dtype(config.generator.dtype, engine_device(config)),
     )
 
 
-def _ranked(prepared: PreparedRun, num_steps: int, num_threads: int) -> RankedLearner:
+def _ranked(
+    config: RunConfig, model: PreparedModel, num_updates: int, num_threads: int
+) -> RankedLearner:
     # Only where there are ranks: what they need of torch takes seconds to import.
     from headrace.learners.parallel.learner import RankedLearner  # noqa: PLC0415 - see above
 
-    config, model = prepared.config, prepared.model
     assert isinstance(model.decoder_config, DecoderConfig), "preflight refuses it"
     device = resolve_device(config.device)
     return RankedLearner(
         model.decoder_config,
         PolicySource(directory=model.directory, hf_config=model.hf_config),
         config,
-        num_updates=num_steps * config.learner.num_minibatches,
+        num_updates=num_updates,
         num_threads=num_threads,
         device=device,
         compute_dtype=resolve_dtype(config.learner.compute_dtype, device),

@@ -35,7 +35,6 @@ from headrace.monitors import (
     EvaluationMode,
     FanoutMonitor,
     JsonlMonitor,
-    RolloutMonitor,
     console_monitor,
     read_run,
     rewind,
@@ -47,6 +46,7 @@ from headrace.runtime.devices import resolve_device
 from headrace.runtime.generators import build_generator, compute_threads
 from headrace.runtime.learners import LocalLearner, build_learner
 from headrace.runtime.preflight import PreparedRun, sampling_params
+from headrace.runtime.recording import Recording
 from headrace.runtime.revival import Beginning, outlive
 from headrace.types import RunEvent, SamplingParams
 from headrace.verifiers import build_verifier
@@ -68,6 +68,8 @@ class _Kept:
     monitor: Monitor
     records: JsonlMonitor
     """One of those behind ``monitor``."""
+    recording: Recording
+    """Another one."""
     generator_compute: ComputeThread
     learner_compute: ComputeThread
     roles: tuple[PausableGenerator, Verifier] | None = None
@@ -75,6 +77,8 @@ class _Kept:
 
     def take_back(self, beginning: Beginning) -> None:
         """Forget what was made after ``beginning``. Raises RunDirectoryError, OSError."""
+        # What is still to be written must not come after it was forgotten.
+        self.recording.settle()
         self.ledger.rewind(beginning.step)
         # Without a checkpoint even the evaluation before the first step is done again.
         rewind(self.directory, -1 if beginning.checkpoint is None else beginning.step)
@@ -132,7 +136,7 @@ class LocalRun:
         async with AsyncExitStack() as stack:
             stack.enter_context(run_files.locked(self.output))
             store, last = self._open_directory(num_steps)
-            kept = self._kept(stack, store)
+            kept = self._kept(stack, store, num_steps)
 
             async def live(beginning: Beginning) -> RunOutcome:
                 async with AsyncExitStack() as ending:
@@ -175,12 +179,15 @@ class LocalRun:
             run_files.record(self.output, config)
         return store, last
 
-    def _kept(self, stack: AsyncExitStack, store: CheckpointStore) -> _Kept:
+    def _kept(self, stack: AsyncExitStack, store: CheckpointStore, num_steps: int) -> _Kept:
         config = self.prepared.config
         ledger = stack.enter_context(Ledger(self.output / run_files.LEDGER_FILE))
-        records = JsonlMonitor(self.output)
-        monitor = self._monitor(stack, records)
         generator_compute, learner_compute = compute_threads(stack, config)
+        recording = Recording(
+            self.output, config, num_steps=num_steps, num_threads=learner_compute.num_threads
+        )
+        records = JsonlMonitor(self.output)
+        monitor = self._monitor(stack, records, recording)
         return _Kept(
             stack=stack,
             directory=self.output,
@@ -188,6 +195,7 @@ class LocalRun:
             ledger=ledger,
             monitor=monitor,
             records=records,
+            recording=recording,
             generator_compute=generator_compute,
             learner_compute=learner_compute,
         )
@@ -214,7 +222,7 @@ class LocalRun:
                 generator=generator,
                 verifier=verifier,
                 learner=learner,
-                weight_sync=MemoryWeightSync(learner.export, [generator]),
+                weight_sync=MemoryWeightSync(kept.recording.noting(learner.export), [generator]),
                 monitor=kept.monitor,
                 buffer=RolloutBuffer(
                     groups_per_step=config.groups_per_step,
@@ -232,7 +240,7 @@ class LocalRun:
                     ledger=ledger,
                 ),
                 ledger=ledger,
-                checkpoints=kept.store,
+                checkpoints=kept.recording.before(kept.store),
                 alarms=alarms,
             ),
         )
@@ -257,11 +265,13 @@ class LocalRun:
                 prompts = self.prepared.train.prompts
                 await learner.rehearse(max(len(prompt.token_ids) for prompt in prompts))
 
-    def _monitor(self, stack: AsyncExitStack, records: JsonlMonitor) -> Monitor:
+    def _monitor(
+        self, stack: AsyncExitStack, records: JsonlMonitor, recording: Recording
+    ) -> Monitor:
         config = self.prepared.config
-        monitors: list[Monitor] = [records, *self.extra_monitors]
-        if config.monitors.rollouts_every:
-            monitors.append(RolloutMonitor(self.output, every=config.monitors.rollouts_every))
+        # Rollouts first: they are written late, and the others hear of what fails at the end.
+        monitors: list[Monitor] = [] if recording.monitor is None else [recording.monitor]
+        monitors += [records, *self.extra_monitors]
         if config.monitors.console:
             monitors.append(console_monitor(config.name))
         monitor = FanoutMonitor(monitors)

@@ -119,7 +119,7 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
     found = Preflight(recipe=recipe, problems=list(recipe.problems))
     if recipe.knows("model"):
         with _collect(found):
-            found.model = _prepare_model(recipe)
+            found.model = prepare_model(recipe)
             found.notes += _model_notes(found.model)
             if not recipe.faulty and not missing_device(config.device):
                 found.notes += _memory_notes(config, found.model.decoder_config)
@@ -160,7 +160,8 @@ def _collect(found: Preflight) -> Iterator[None]:
         found.problems += problems_of(error)
 
 
-def _prepare_model(recipe: CheckedRecipe) -> PreparedModel:
+def prepare_model(recipe: CheckedRecipe) -> PreparedModel:
+    """Find the model and read all but its weights. Raises ConfigError and ModelError."""
     named = recipe.config.model.path
     beside = _beside(recipe.folder, named)
     try:

@@ -191,7 +191,8 @@ def make_run(
         if evaluate_every is not None and step % evaluate_every == 0:
             _record_evaluation(monitors, draw, step, num_steps, text)
     jsonl.on_event(RunEvent(kind="finish", step=num_steps, message=f"done, {text}"))
-    jsonl.close()
+    for monitor in monitors:
+        monitor.close()
     return directory
 
 

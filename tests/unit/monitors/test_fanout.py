@@ -85,13 +85,18 @@ def test_a_monitor_that_fails_on_the_report_of_a_failure_does_not_end_the_run(
 
 
 def test_closing_twice_and_a_failing_close_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    healthy = Recorder()
-    fanout = FanoutMonitor([Broken(), healthy])
+    before, behind = Recorder(), Recorder()
+    fanout = FanoutMonitor([before, Broken(), behind])
     with caplog.at_level(logging.ERROR):
         fanout.close()
         fanout.close()
-    assert healthy.seen[0] == "closed"
-    assert healthy.seen.count("closed") == 1
+    assert before.seen == ["closed"]
+    failed, closed = behind.seen
+    assert (failed.kind, failed.fields, closed) == (
+        "monitor_failed",
+        {"monitor": "Broken"},
+        "closed",
+    ), "what is still open hears of it"
 
 
 def test_a_monitor_that_cannot_start_does_raise(tmp_path: Path) -> None:

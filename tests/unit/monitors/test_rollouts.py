@@ -170,8 +170,9 @@ def test_a_file_that_could_not_be_finished_never_has_its_name(
 
     monkeypatch.setattr(pq, "write_table", disk_full)
     monitor = RolloutMonitor(tmp_path, every=1)
+    _steps(monitor, 1, make_group([1.0]))
     with pytest.raises(OSError, match="No space left"):
-        _steps(monitor, 1, make_group([1.0]))
+        monitor.close()
     assert not (tmp_path / "rollouts" / "step-000001.parquet").exists()
 
 

@@ -86,10 +86,9 @@ def test_a_run_keeps_the_checkpoints_rollouts_and_evaluations_that_its_recipe_as
 ) -> None:
     monitor = FakeMonitor()
     output = tmp_path / "run"
+    prepared = prepare(*SETTINGS, "monitors.record=none")
 
-    asyncio.run(
-        LocalRun(prepared=prepare(*SETTINGS), output=output, extra_monitors=(monitor,)).train()
-    )
+    asyncio.run(LocalRun(prepared=prepared, output=output, extra_monitors=(monitor,)).train())
 
     kept = sorted(path.name for path in (output / "checkpoints").iterdir())
     assert kept == ["step-000004", "step-000006", "step-000007"], "of those at 2, 4, 6 and the end"
