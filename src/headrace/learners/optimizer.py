@@ -49,21 +49,40 @@ def build_optimizer(
     if not trainable:
         msg = "no parameter requires a gradient, so there is nothing to optimize"
         raise ValueError(msg)
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,
         fused=True,
     )
+    _begin(optimizer, trainable)
+    return optimizer
 
 
 def add_faster(
     optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Parameter]], factor: float
 ) -> None:
     """Let it update ``(name, parameter)`` pairs too, undecayed, at ``factor`` times its rate."""
-    group = {"params": [*parameters], "weight_decay": 0.0, _FACTOR: factor}
+    named = [*parameters]
+    group = {"params": named, "weight_decay": 0.0, _FACTOR: factor}
+    _begin(optimizer, named)
     optimizer.add_param_group(group)
+
+
+def _begin(optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Parameter]]) -> None:
+    """Give each parameter the state of no update, all of it in memory that was written to.
+
+    Left to the first update, it would take the memory that the first step computed in, and the
+    second step would wait for the machine to give it other memory.
+    """
+    for _, parameter in parameters:
+        first, second = (torch.empty_like(parameter, requires_grad=False) for _ in range(2))
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": first.zero_(),
+            "exp_avg_sq": second.zero_(),
+        }
 
 
 def loss_scale(weights: Sequence[float]) -> float:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from headrace.config import RunConfig
 from headrace.errors import RunError
@@ -48,27 +47,13 @@ def rehearse(
     Raises RunError, with what to lower, where the device refuses memory.
     """
     try:
-        # Held meanwhile: from the second step on they are there when a gradient is computed.
-        moments = _moments_to_come(optimizer)
         backward()
-        del moments
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
         raise _too_large(batch, config, error) from error
     finally:
         optimizer.zero_grad(set_to_none=True)
-
-
-def _moments_to_come(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return memory as large as what AdamW will allocate with its first update."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [
-        torch.empty_like(parameter)
-        for parameter in parameters
-        if parameter not in optimizer.state
-        for _ in ("exp_avg", "exp_avg_sq")
-    ]
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

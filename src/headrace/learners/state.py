@@ -94,7 +94,7 @@ def load_state(
         replace = _read_policy(directory, decoder)
         tensors = load_file(directory / _OPTIMIZER)
         counters = LearnerCounters(**json.loads((directory / COUNTERS_FILE).read_text("utf-8")))
-        moments = _moments(_trained(decoder, head), tensors, expected=counters.policy_version > 0)
+        moments = _moments(_trained(decoder, head), tensors)
         saved_head = None if head is None else read_head(directory, head)
         # Everything is read and fits before anything is replaced; this is the last check.
         replace()
@@ -132,20 +132,20 @@ def _optimizer_tensors(
     parameters: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in parameters.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in optimizer.state[parameter].items():
             yield f"{name}:{key}", value.contiguous()
 
 
 def _moments(
-    parameters: Mapping[str, Parameter], tensors: Mapping[str, Tensor], *, expected: bool
+    parameters: Mapping[str, Parameter], tensors: Mapping[str, Tensor]
 ) -> dict[Tensor, dict[str, Tensor]]:
-    """Return AdamW's state by parameter, on its device; empty before the first update.
+    """Return AdamW's state by parameter, on its device.
 
-    Raises ValueError unless every trained parameter has all of its state, or none has and none is
-    ``expected``: resuming with a fresh optimizer would change the run.
+    Raises ValueError unless every trained parameter has all of its state: resuming with a fresh
+    optimizer would change the run.
     """
     names = [f"{name}:{key}" for name in parameters for key in ADAMW_STATE]
-    if unfit := sorted(set(tensors) ^ set(names if expected else ())):
+    if unfit := sorted(set(tensors) ^ set(names)):
         msg = f"{_OPTIMIZER} does not fit the model, among others {unfit[0]}"
         raise ValueError(msg)
     moments: dict[Tensor, dict[str, Tensor]] = {}

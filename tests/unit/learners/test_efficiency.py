@@ -121,7 +121,8 @@ def test_a_rehearsal_leaves_nothing_behind(
     rehearsed, plain = make_learner(), make_learner()
     asyncio.run(rehearsed.rehearse(30))
     assert all(parameter.grad is None for parameter in rehearsed._parameters)
-    assert rehearsed._optimizer.state == {}
+    states = rehearsed._optimizer.state.values()
+    assert not any(moment.any() for state in states for moment in state.values())
     one, other = (asyncio.run(learner.step(batch)).metrics for learner in (rehearsed, plain))
     assert one == other
     first, second = rehearsed._decoder.state_dict(), plain._decoder.state_dict()

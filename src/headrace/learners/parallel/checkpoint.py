@@ -43,7 +43,7 @@ def _copies(
         if not piece.is_first or not piece.region.count:
             continue
         yield piece.name, _copy(piece.local, piece)
-        for key, value in optimizer.state.get(piece.local, {}).items():
+        for key, value in optimizer.state[piece.local].items():
             if value.dim() or not piece.shape:
                 yield f"{piece.name}:{key}", _copy(value, piece)
             elif not any(piece.region.offsets):
@@ -79,7 +79,7 @@ def restore(
     """
     try:
         counters = LearnerCounters(**json.loads((directory / COUNTERS_FILE).read_text("utf-8")))
-        parts = dict(_wanted(pieces, with_moments=counters.policy_version > 0))
+        parts = dict(_wanted(pieces))
         _read(directory, parts)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         msg = f"checkpoint {directory} cannot be resumed from: {error}"
@@ -88,10 +88,10 @@ def restore(
     return counters
 
 
-def _wanted(pieces: Sequence[Piece], *, with_moments: bool) -> Iterator[tuple[str, Part]]:
+def _wanted(pieces: Sequence[Piece]) -> Iterator[tuple[str, Part]]:
     for piece in pieces:
         yield piece.name, _room(piece.shape, piece.region, piece.local.dtype)
-        if with_moments and piece.local.requires_grad:
+        if piece.local.requires_grad:
             for key in ADAMW_STATE:
                 is_count = key == "step"
                 shape = () if is_count else piece.shape
