@@ -3,12 +3,13 @@
     Waves.run        draws, generates, scores and delivers groups; see `waves`
     _learn_loop      waits for a batch (unblocked by a delivered group); step, publish, settle,
                      evaluate, checkpoint, release. The only loop that may end the run
+    evaluate         measures held-out prompts beside training, if it is to; see `held_out`
     _watch           says what is being waited for when nothing has moved for a while
     LoopLag.measure  sleeps, and notes how late it wakes
 
-Owns invariant 9, and the order that makes 7 hold: weights are published before a step is settled,
-and slots are freed last, so that a group admitted afterwards is born fresh. Whatever fails first
-is raised as it is, everything else having been cancelled.
+Owns invariant 9, and the order that makes 7 hold: weights are published before slots are freed, so
+that a group admitted afterwards is born fresh, and a step is on record before a checkpoint holds
+it. Whatever fails first is raised as it is, everything else having been cancelled.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ from dataclasses import dataclass
 
 from headrace.buffer import RolloutBuffer, staleness_metrics
 from headrace.checkpoints import Checkpoints, CheckpointWriting
-from headrace.data import Draw, Ledger, PromptStream
+from headrace.data import Draw, Ledger, PromptStream, Settling
 from headrace.dropped import DroppedGroups
 from headrace.errors import AlarmError, NoSignalError, RunError
-from headrace.held_out import EvaluationPlan, evaluate_prompts, try_canaries
-from headrace.monitors import Alarms, LoopLag, canary_metrics, rollout_metrics
+from headrace.held_out import Evaluated, EvaluationPlan, InterleavedEvaluation, evaluate
+from headrace.monitors import Alarms, LoopLag, rollout_metrics
 from headrace.roles import Learner, Monitor, Verifier, WeightSync
 from headrace.types import (
-    EvaluationRecord,
     GenerationRequest,
     RolloutGroup,
     RunEvent,
@@ -104,6 +104,8 @@ class Controller:
             step=plan.start_step,
             tell=lambda step: self._event("checkpoint", f"checkpoint written at step {step}"),
         )
+        self._settling = Settling(parts.ledger)
+        self._interleaved = InterleavedEvaluation()
         # A resumed run has the evaluation of its checkpoint's step on record, if one was due.
         resumed_at_one = plan.start_step > 0 and plan.start_step % self._evaluation_every == 0
         self._evaluated_step = plan.start_step if resumed_at_one else None
@@ -147,7 +149,8 @@ class Controller:
                     tasks.create_task(self._watch(), name="watch"),
                     tasks.create_task(self._lag.measure(), name="lag"),
                 ]
-                await self._learn_loop()
+                await self._learn_loop(tasks)
+                self._abandon_the_rest()
                 for task in others:
                     task.cancel()
         except BaseExceptionGroup as failures:
@@ -170,7 +173,7 @@ class Controller:
             seed=derive_seed(self._plan.seed, "generator", draw.group_id),
         )
 
-    async def _learn_loop(self) -> None:
+    async def _learn_loop(self, tasks: asyncio.TaskGroup) -> None:
         """Waits for a full batch; unblocked by ``_score``. The only loop that may end the run."""
         num_held = 0
         while self._step_done < self._plan.num_steps and not self._stop_requested:
@@ -184,8 +187,7 @@ class Controller:
             await self._waves.give_up_late()
             await self._train(groups)
             num_held = len(groups)
-            if self._is_due(self._evaluation_every):
-                await self._evaluate()
+            await self._evaluate_if_due(tasks)
             await self._checkpoints.look()
             if self._is_due(self._plan.checkpoint_every):
                 await self._checkpoint()
@@ -206,7 +208,8 @@ class Controller:
                 "no prompt was left to train on: every epoch was finished before; raise num_epochs"
             )
             raise NoSignalError(msg)
-        self._parts.ledger.settle(self._step_done, [], self._dropped.take().reasons)
+        await self._settling.begin(self._step_done, [], self._dropped.take().reasons)
+        self._take_evaluation(await self._interleaved.finished(wait=True))
         if self._evaluated_step != self._step_done:
             await self._evaluate()
 
@@ -214,8 +217,12 @@ class Controller:
     def _evaluation_every(self) -> int:
         return self._plan.evaluation.every if self._plan.evaluation else self._plan.num_steps
 
+    @property
+    def _is_last(self) -> bool:
+        return self._step_done == self._plan.num_steps
+
     def _is_due(self, every: int) -> bool:
-        return self._step_done % every == 0 or self._step_done == self._plan.num_steps
+        return self._step_done % every == 0 or self._is_last
 
     async def _train(self, groups: Sequence[RolloutGroup]) -> None:
         """One step: update, publish, settle, tell."""
@@ -230,15 +237,12 @@ class Controller:
             await self._parts.weight_sync.publish(result.policy_version)
         ended = time.monotonic()
         self._learner_since = None
-        staleness = {
-            "learner/staleness/max": float(self._staleness(groups, result.num_updates)),
-            **staleness_metrics(groups, self._policy_version),
-        }
+        staleness = staleness_metrics(groups, self._policy_version, result.num_updates)
         self._policy_version = result.policy_version
         self._step_done += 1
         settled = self._dropped.take()
         trained = [group.group_id for group in groups]
-        self._parts.ledger.settle(self._step_done, trained, settled.reasons)
+        await self._settling.begin(self._step_done, trained, settled.reasons)
         seconds = {
             "generate": self._waves.generate_seconds(),
             "score": self._waves.times.score_seconds,
@@ -253,12 +257,6 @@ class Controller:
             "controller/groups/num_late": settled.num_late,
         }
         self._report(groups, result, seconds, counts)
-
-    def _staleness(self, groups: Sequence[RolloutGroup], num_updates: int) -> int:
-        """Return the largest staleness in the batch, when its last update trained on it."""
-        versions = [group.oldest_version for group in groups]
-        oldest = max((self._policy_version - v for v in versions if v is not None), default=0)
-        return oldest + max(num_updates - 1, 0)
 
     def _report(
         self,
@@ -289,35 +287,53 @@ class Controller:
         self._parts.monitor.on_step(record)
         self._sound(self._parts.alarms.after_step(record))
 
-    async def _evaluate(self) -> None:
+    async def _evaluate_if_due(self, tasks: asyncio.TaskGroup) -> None:
+        """Evaluate now, or beside the steps that follow; tell of the one that ended meanwhile.
+
+        The last one has the generator for itself: nothing is trained any more.
+        """
         plan = self._plan.evaluation
-        if plan is None:
+        is_due, is_last = self._is_due(self._evaluation_every), self._is_last
+        # One at a time: if they take longer than the steps between them, the learner waits here.
+        self._take_evaluation(await self._interleaved.finished(wait=is_due or is_last))
+        if plan is None or not is_due:
             return
-        began = time.monotonic()
-        parts = self._parts
-        groups, metrics = await evaluate_prompts(
-            plan, parts.generator, parts.verifier, self._plan.seed
-        )
-        canaries: Sequence[RolloutGroup] = ()
-        if plan.canaries is not None:
-            canaries = await try_canaries(
-                plan.canaries, parts.generator, parts.verifier, self._plan.seed
-            )
-            metrics |= canary_metrics(canaries)
-        metrics["controller/time/eval_seconds"] = time.monotonic() - began
+        if plan.interleaved and not is_last:
+            made = tasks.create_task(self._evaluated(plan), name="evaluate")
+            self._interleaved.begin(made)
+        else:
+            await self._evaluate()
+
+    async def _evaluate(self) -> None:
+        """Evaluate, with everything else waiting."""
+        if self._plan.evaluation is None:
+            return
+        evaluated = await self._evaluated(self._plan.evaluation)
         # What an evaluation took of the engine is not part of the step that follows it.
-        parts.generator.metrics()
-        parts.verifier.metrics()
+        self._parts.generator.metrics()
+        self._parts.verifier.metrics()
         self._lag.take()
-        self._evaluated_step = self._step_done
-        record = EvaluationRecord(
+        self._take_evaluation(evaluated)
+
+    async def _evaluated(self, plan: EvaluationPlan) -> Evaluated:
+        parts = self._parts
+        return await evaluate(
+            plan,
+            parts.generator,
+            parts.verifier,
+            self._plan.seed,
             step=self._step_done,
             policy_version=self._policy_version,
-            metrics=metrics,
-            groups=tuple(groups),
+            portion=self._plan.groups_per_step if plan.interleaved else None,
         )
-        parts.monitor.on_evaluation(record)
-        self._sound(parts.alarms.after_evaluation(record, canaries))
+
+    def _take_evaluation(self, evaluated: Evaluated | None) -> None:
+        """Tell of an evaluation that has ended. Raises AlarmError if it is to end the run."""
+        if evaluated is None:
+            return
+        self._evaluated_step = evaluated.record.step
+        self._parts.monitor.on_evaluation(evaluated.record)
+        self._sound(self._parts.alarms.after_evaluation(evaluated.record, evaluated.canaries))
 
     def _sound(self, alarms: Sequence[RunEvent]) -> None:
         """Tell of ``alarms``. Raises AlarmError if they are to end the run."""
@@ -328,6 +344,7 @@ class Controller:
             raise AlarmError(msg)
 
     async def _checkpoint(self) -> None:
+        await self._settling.finish()
         await self._checkpoints.begin(self._step_done, self._policy_version)
 
     async def _save_what_is_settled(self) -> None:
@@ -335,13 +352,27 @@ class Controller:
 
         Not while the learner is within a step: its weights are then those of no step.
         """
-        if self._learner_since is not None:
-            return
         try:
-            await self._checkpoint()
-            await self._checkpoints.finish()
+            await self._settling.finish()
+            if self._learner_since is None:
+                await self._checkpoint()
+                await self._checkpoints.finish()
         except RunError as failure:
             self._event("checkpoint", f"no checkpoint at step {self._step_done}: {failure}")
+
+    def _abandon_the_rest(self) -> None:
+        """Put on record what is under way and will not be trained on: none of it is settled.
+
+        After the last step there is nothing; a run that was asked to stop may be ahead of it.
+        """
+        num_held = self._parts.buffer.num_under_way
+        if num_held:
+            self._event(
+                "abandoned",
+                f"{num_held} groups were under way for later steps; a resumed run draws them again",
+            )
+        if self._interleaved.give_up():
+            self._event("abandoned", "an evaluation beside training was under way and is given up")
 
     async def _watch(self) -> None:
         """Every so often, say what is being waited for if nothing moved. Ended by `run`."""

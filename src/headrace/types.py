@@ -7,7 +7,6 @@ and never zero: ``Verdict.reward is None`` means "not scored".
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -374,7 +373,14 @@ class RolloutGroup:
 
     def scored(self, verdicts: Sequence[Verdict]) -> RolloutGroup:
         """Return this group with its verdicts."""
-        return dataclasses.replace(self, verdicts=tuple(verdicts))
+        # Not `dataclasses.replace`, which takes three times as long: once for each group of a run.
+        return RolloutGroup(
+            group_id=self.group_id,
+            prompt=self.prompt,
+            rollouts=self.rollouts,
+            sampling=self.sampling,
+            verdicts=tuple(verdicts),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from headrace.checkpoints import Write
 from headrace.config import AlarmConfig
 from headrace.controller import Controller, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
-from headrace.errors import GeneratorFailure
+from headrace.errors import GeneratorFailure, RunError
 from headrace.held_out import EvaluationPlan
 from headrace.monitors import Alarms
 from headrace.types import (
@@ -287,8 +287,16 @@ class JournalLedger(Ledger):
         super().__init__(Path(":memory:"))
         self.journal = journal
         self.settled_groups: list[tuple[int, str, str | None]] = []
+        self.seconds = 0.0
+        """What the disk takes."""
+        self.refuses: int | None = None
+        """A step that does not fit on it."""
 
     def settle(self, step: int, trained: Sequence[str], dropped: Mapping[str, str]) -> None:
+        time.sleep(self.seconds)
+        if step == self.refuses:
+            msg = f"step {step}: the disk is full"
+            raise RunError(msg)
         super().settle(step, trained, dropped)
         self.journal.append(("settle", step))
         self.settled_groups += [(step, group_id, None) for group_id in trained]
@@ -386,7 +394,9 @@ class World:
         return [group_id for _, group_id, reason in self.ledger.settled_groups if reason]
 
 
-def evaluation_plan(*, every: int, num_prompts: int = 2) -> EvaluationPlan:
+def evaluation_plan(
+    *, every: int, num_prompts: int = 2, interleaved: bool = False
+) -> EvaluationPlan:
     sampled = SamplingParams(temperature=0.7, max_tokens=4)
     greedy = SamplingParams(temperature=0.0, max_tokens=4)
     return EvaluationPlan(
@@ -394,6 +404,7 @@ def evaluation_plan(*, every: int, num_prompts: int = 2) -> EvaluationPlan:
         every=every,
         modes={"greedy": (1, greedy), "sampled": (4, sampled)},
         pass_at_k=(1, 4),
+        interleaved=interleaved,
     )
 
 

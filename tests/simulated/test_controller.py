@@ -17,21 +17,56 @@ from headrace.errors import (
     DivergedError,
     GeneratorFailure,
     NoSignalError,
+    RunError,
     VerifierFailure,
 )
 from headrace.types import RolloutGroup, StepRecord
 from headrace.verifiers import build_verifier
 
 
-def test_a_step_is_published_then_settled_then_its_slots_are_freed() -> None:
+def test_a_step_is_published_before_its_slots_are_freed() -> None:
     world = World(num_steps=3)
 
     world.run()
 
-    order = [kind for kind in world.kinds() if kind in {"step", "publish", "settle", "release"}]
-    one_step = ["release", "step", "publish", "settle"]
-    assert order == ["publish", *one_step * 3], "the first release frees nothing"
+    order = [kind for kind in world.kinds() if kind in {"step", "publish", "release"}]
+    assert order == ["publish", *["release", "step", "publish"] * 3], "the first frees nothing"
     assert [what for kind, what in world.journal if kind == "release"] == [0, 2, 2]
+
+
+def test_a_step_is_on_record_before_its_checkpoint_and_before_the_next_one() -> None:
+    world = World(num_steps=4, checkpoint_every=2)
+    world.ledger.seconds = 0.02
+
+    world.run()
+
+    order = [entry for entry in world.journal if entry[0] in {"settle", "checkpoint"}]
+    assert order == [
+        ("settle", 1), ("settle", 2), ("checkpoint", 2),
+        ("settle", 3), ("settle", 4), ("checkpoint", 4),
+    ]  # fmt: skip
+
+
+def test_the_next_step_does_not_wait_for_the_disk_that_the_last_one_is_recorded_on() -> None:
+    world = World(num_steps=2, checkpoint_every=2)
+    world.ledger.seconds = 0.1
+
+    world.run()
+
+    before = world.kinds()[: world.kinds().index("settle")]
+    assert before.count("generate") == 2
+
+
+def test_a_step_that_cannot_be_recorded_ends_the_run_without_a_checkpoint_of_it() -> None:
+    world = World(num_steps=5, checkpoint_every=1)
+    world.ledger.refuses = 3
+
+    with pytest.raises(RunError, match="step 3: the disk is full"):
+        world.run()
+
+    assert [step for kind, step in world.journal if kind == "checkpoint"] == [1, 2]
+    (*_, last) = world.monitor.messages("checkpoint")
+    assert last == "no checkpoint at step 3: step 3: the disk is full"
 
 
 def test_without_staleness_every_wave_is_sampled_by_the_version_just_published() -> None:

@@ -250,9 +250,10 @@ def test_a_batch_is_told_by_the_staleness_of_its_tokens() -> None:
     went_on = replace(group, rollouts=(replace(group.rollouts[0], version_spans=spans),))
     at.ledger.close()
 
-    assert staleness_metrics([group, went_on], 5) == {
+    assert staleness_metrics([group, went_on], 5, num_updates=3) == {
+        "learner/staleness/max": 4.0,
         "learner/staleness/mean": 1.5,
         "learner/staleness/num_tokens_0": 1.0,
         "learner/staleness/num_tokens_2": 3.0,
     }
-    assert staleness_metrics([], 5) == {}
+    assert staleness_metrics([], 5, num_updates=0) == {"learner/staleness/max": 0.0}

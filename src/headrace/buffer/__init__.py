@@ -5,6 +5,6 @@
 
 from headrace.buffer.buffer import RolloutBuffer
 from headrace.buffer.order import Ticket
-from headrace.buffer.staleness import staleness_metrics
+from headrace.buffer.staleness import staleness_metrics, tokens_by_version
 
-__all__ = ["RolloutBuffer", "Ticket", "staleness_metrics"]
+__all__ = ["RolloutBuffer", "Ticket", "staleness_metrics", "tokens_by_version"]

@@ -24,6 +24,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from headrace.buffer.order import Order, StrictOrder, Ticket, WindowedOrder
+from headrace.buffer.staleness import tokens_by_version
 from headrace.errors import RunError
 from headrace.types import Late, RolloutGroup, num_batches_within
 
@@ -72,6 +73,11 @@ class RolloutBuffer:
         self._closed = False
         self._has_room = asyncio.Event()
         self._has_news = asyncio.Event()
+
+    @property
+    def num_under_way(self) -> int:
+        """Groups that hold a slot and are of no batch yet, complete or not."""
+        return len(self._groups) + len(self._late)
 
     async def reserve(self, at_most: int) -> list[Ticket]:
         """Wait for a free slot and take up to ``at_most``; unblocked by `release` and `drop`."""
@@ -173,9 +179,10 @@ class RolloutBuffer:
         return None if tickets is None else tuple(tickets)
 
     def _check_staleness(self, group: RolloutGroup, policy_version: int) -> None:
-        oldest, newest = group.oldest_version, group.newest_version
-        if oldest is None or newest is None:
+        versions = tokens_by_version([group])
+        if not versions:
             return
+        oldest, newest = min(versions), max(versions)
         if newest > policy_version:
             # Its staleness would be negative and pass: a rollout that another run has begun.
             msg = (

@@ -21,6 +21,10 @@ class EvaluationConfig(Section):
     """Sampled rollouts a prompt, for pass@k; 0 samples none."""
     pass_at_k: tuple[int, ...] = (1, 4)
     """Each k of the sampled pass@k, unbiased; none may exceed ``num_rollouts``."""
+    interleaved: bool | None = None
+    """Training goes on beside every evaluation but the first and the last, in portions of
+    ``groups_per_step``; their tokens are of the policy versions that
+    ``generator/evaluation_version`` tells. null: where ``max_staleness`` > 0."""
     sampling: SamplingConfig | None = None
     """Its own sampling; null takes that of training. Recorded with every result."""
 

@@ -91,6 +91,11 @@ class RunConfig(Section):
         return table_of("objective", value, OBJECTIVES)
 
     @property
+    def eval_is_interleaved(self) -> bool:
+        """Whether training goes on beside an evaluation."""
+        return self.max_staleness > 0 if self.eval.interleaved is None else self.eval.interleaved
+
+    @property
     def eval_sampling(self) -> SamplingConfig:
         """Sampling of the held-out evaluation."""
         return self.eval.sampling or self.sampling
@@ -199,6 +204,13 @@ def _pipeline_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             text='pipeline.late = "carry_over" with one batch under way: there is no later one '
             f"that could take what is late; set max_staleness >= {2 * updates - 1} and leave "
             "pipeline.depth out",
+        )
+    if config.eval.interleaved and bound == 0:
+        yield Contradiction(
+            keys=("eval.interleaved", "max_staleness"),
+            text="eval.interleaved = true with max_staleness = 0: a synchronous run is the same "
+            "every time, and what is evaluated beside it would depend on the clock; set "
+            "max_staleness >= 1 or leave eval.interleaved out",
         )
     if (pipeline.late == "cancel") != (pipeline.surplus_groups > 0):
         yield Contradiction(

@@ -3,6 +3,7 @@
 from headrace.data.building import PromptTokenizer, RowTasks
 from headrace.data.ledger import Ledger, LedgerCounts
 from headrace.data.prompts import LoadReport, load_prompts
+from headrace.data.settling import Settling
 from headrace.data.stream import Draw, PromptStream
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "PromptStream",
     "PromptTokenizer",
     "RowTasks",
+    "Settling",
     "load_prompts",
 ]

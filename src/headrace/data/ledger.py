@@ -3,12 +3,13 @@
 Invariant (exactly once): a (epoch, prompt) is settled at most once, as trained or as dropped with
 the reason, and the rows of a step are all there or none of them, whenever the process is killed.
 It holds no weights and does not know what a checkpoint is: on resume the caller rewinds it to the
-step whose weights it loaded. One process writes it; any thread may, one at a time.
+step whose weights it loaded. One process writes it; any thread may, and waits for the others.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Open ``path``. Raises RunDirectoryError when it is not a ledger of this version."""
         self._path = path
+        self._lock = threading.RLock()
+        """Of the connection: a transaction of one thread holds nothing of another's."""
         try:
             # Autocommit: every transaction below is written out. Threads: see the module.
             self._connection = sqlite3.connect(
@@ -79,8 +82,7 @@ class Ledger:
         try:
             with self._transaction():
                 self._refuse_earlier_than_last(step)
-                for group_id, reason in endings:
-                    self._insert(group_id, step, reason)
+                self._insert_all(step, endings)
         except sqlite3.Error as error:
             msg = f"ledger {self._path}: step {step} could not be recorded: {error}"
             raise RunError(msg) from error
@@ -97,7 +99,8 @@ class Ledger:
     def settled(self, epoch: int) -> frozenset[str]:
         """Return the ids of the prompts that ``epoch`` is done with, trained or dropped."""
         query = "SELECT prompt_id FROM settled WHERE epoch = ?"
-        return frozenset(row[0] for row in self._connection.execute(query, (epoch,)))
+        with self._lock:
+            return frozenset(row[0] for row in self._connection.execute(query, (epoch,)))
 
     def counts(self) -> LedgerCounts:
         """Count what is settled, over all epochs."""
@@ -139,21 +142,33 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        # IMMEDIATE takes the write lock now, while nothing is done that would have to be undone.
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        finally:
-            # Still inside: something above raised, and sqlite has not already rolled back itself.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+        with self._lock:
+            # IMMEDIATE takes the write lock now: nothing is done yet that would be undone.
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            finally:
+                # Still inside: something above raised, and sqlite has not rolled back itself.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
     def _refuse_earlier_than_last(self, step: int) -> None:
         last = self._connection.execute("SELECT max(step) FROM settled").fetchone()[0]
         if last is not None and step < last:
             msg = f"ledger {self._path}: step {step} after step {last}; rewind to a step first"
             raise RunError(msg)
+
+    def _insert_all(self, step: int, endings: Sequence[tuple[str, str | None]]) -> None:
+        rows = [(*_split(group_id), step, reason) for group_id, reason in endings]
+        self._connection.execute("SAVEPOINT before_rows")
+        try:
+            self._connection.executemany("INSERT INTO settled VALUES (?, ?, ?, ?)", rows)
+        except sqlite3.IntegrityError:
+            # It does not say which row: again, one after the other.
+            self._connection.execute("ROLLBACK TO before_rows")
+            for group_id, reason in endings:
+                self._insert(group_id, step, reason)
 
     def _insert(self, group_id: str, step: int, reason: str | None) -> None:
         epoch, prompt_id = _split(group_id)

@@ -8,6 +8,7 @@ controller's own.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -139,10 +140,16 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     _add_generated(metrics, groups)
     _add_rewards(metrics, groups)
     _add_verdicts(metrics, "verifier", _verdicts(groups))
-    for source in dict.fromkeys(group.prompt.source for group in groups):
-        of_source = [group for group in groups if group.prompt.source == source]
+    for source, of_source in _by_source(groups).items():
         _add_verdicts(metrics, f"verifier/source/{source}", _verdicts(of_source))
     return metrics.compute()
+
+
+def _by_source(groups: Sequence[RolloutGroup]) -> dict[str, list[RolloutGroup]]:
+    found: defaultdict[str, list[RolloutGroup]] = defaultdict(list)
+    for group in groups:
+        found[group.prompt.source].append(group)
+    return found
 
 
 def _add_generated(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
@@ -161,17 +168,18 @@ def _add_generated(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
 
 
 def _add_rewards(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
-    num_scored = 0
-    for group in groups:
-        rewards = _scored(group)
-        num_scored += len(rewards)
-        metrics.add_mean("verifier/reward/raw_mean", math.fsum(rewards), len(rewards))
-        source = f"verifier/source/{group.prompt.source}/reward_mean"
-        metrics.add_mean(source, math.fsum(rewards), len(rewards))
+    rewards: list[float] = []
+    num_dropped = 0
+    for source, of_source in _by_source(groups).items():
+        scored = [_scored(group) for group in of_source]
+        num_dropped += scored.count([])
+        found = list(itertools.chain.from_iterable(scored))
+        metrics.add_mean(f"verifier/source/{source}/reward_mean", math.fsum(found), len(found))
+        rewards += found
+    metrics.add_mean("verifier/reward/raw_mean", math.fsum(rewards), len(rewards))
     num_rollouts = sum(group.group_size for group in groups)
-    metrics.add_sum("verifier/rollouts/num_scored", num_scored)
-    metrics.add_sum("verifier/rollouts/num_failed", num_rollouts - num_scored)
-    num_dropped = sum(not _scored(group) for group in groups)
+    metrics.add_sum("verifier/rollouts/num_scored", len(rewards))
+    metrics.add_sum("verifier/rollouts/num_failed", num_rollouts - len(rewards))
     metrics.add_sum("verifier/groups/num_dropped", num_dropped)
 
 
@@ -200,7 +208,8 @@ def _add_components(metrics: Metrics, role: str, verdicts: Sequence[Verdict]) ->
 
 def _scored(group: RolloutGroup) -> list[float]:
     """Return the rewards of the rollouts that have one."""
-    return [reward for reward in group.rewards if reward is not None]
+    assert group.verdicts is not None, f"group {group.group_id} was not scored"
+    return [verdict.reward for verdict in group.verdicts if verdict.reward is not None]
 
 
 def evaluation_mode(group: RolloutGroup) -> EvaluationMode:

@@ -319,6 +319,7 @@ def evaluation_plan(prepared: PreparedRun) -> EvaluationPlan | None:
         modes=modes,
         pass_at_k=config.eval.pass_at_k,
         canaries=canaries,
+        interleaved=config.eval_is_interleaved,
     )
 
 

@@ -291,6 +291,10 @@ def test_a_long_wrong_value_is_quoted_only_in_part() -> None:
             'pipeline.late = "cancel" with pipeline.surplus_groups = 0: only "cancel" gives',
         ),
         (
+            {"eval": {"interleaved": True}},
+            "eval.interleaved = true with max_staleness = 0: a synchronous run is the same",
+        ),
+        (
             {"pipeline": {"surplus_groups": 2}},
             'pipeline.late = "wait" with pipeline.surplus_groups = 2: only "cancel" gives',
         ),
