@@ -27,6 +27,7 @@ def engine_refusals(
     yield from _unread_sections(generator)
     yield from _eight_bits(generator)
     yield from _invariance(generator)
+    yield from _staging(generator)
     match generator.engine:
         case "torch":
             pass
@@ -74,6 +75,16 @@ def _invariance(generator: GeneratorConfig) -> Iterator[Refusal]:
             'generator.engine = "torch"'
         )
         yield ("generator.batch_invariant", "generator.engine"), text
+
+
+def _staging(generator: GeneratorConfig) -> Iterator[Refusal]:
+    if generator.staged_updates and generator.engine != "torch":
+        text = (
+            f'generator.staged_updates = true with generator.engine = "{generator.engine}": only '
+            'the engine "torch" prepares weights beside those at work; set it to false or '
+            'generator.engine = "torch"'
+        )
+        yield ("generator.staged_updates", "generator.engine"), text
 
 
 def _vllm_sampling(section: str, sampling: SamplingConfig) -> Iterator[Refusal]:

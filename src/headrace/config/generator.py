@@ -176,6 +176,10 @@ class GeneratorConfig(Section):
     batch_invariant: bool = False
     """Promise every rollout the same tokens and the same bits of log-probs alone and among others,
     or refuse where that is not kept; docs/DESIGN.md says what it rests on. With ``torch`` alone."""
+    staged_updates: bool = False
+    """Prepare new weights beside those that sample, and exchange them between two tokens: rollouts
+    then stand still for milliseconds, at the price of memory for a second copy of the weights and
+    of one core while they are prepared. With ``torch`` alone."""
     vllm: VllmConfig = VllmConfig()
     """Options of vLLM."""
     sglang: SGLangConfig = SGLangConfig()

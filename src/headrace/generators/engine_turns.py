@@ -15,45 +15,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Any
 
 from headrace.compute import ComputeThread
-from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
+from headrace.errors import GeneratorFailure, WeightSyncError
+from headrace.generators.engine_commands import (
+    Control,
+    Submission,
+    Update,
+    copy_of,
+    failure_of,
+    refuse,
+    say,
+)
 from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.engine import Engine
 from headrace.generators.torch_engine.rollout_state import GroupCollector
 from headrace.generators.torch_engine.statistics import Statistics
-from headrace.types import GenerationRequest, OnUpdate, RolloutGroup, WeightUpdate
+from headrace.types import OnUpdate, WeightUpdate
 
 CLOSED = "the generator was closed"
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Submission:
-    """The requests of one call that leave something to be sampled, and where their groups go."""
-
-    requests: Sequence[GenerationRequest]
-    deliver: Callable[[RolloutGroup | GeneratorFailure], None]
-    """Called on the compute thread for each group, or once with the failure that ends the call."""
-    abandoned: bool = False
-    """Set by the caller, from any thread: nobody waits for the rest."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Update:
-    update: WeightUpdate
-    done: Future[None]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Control:
-    """Obeyed as soon as it is read, whatever waits."""
-
-    obey: Callable[[], None]
-    done: Future[None] = field(default_factory=Future)
 
 
 class EngineTurns:
@@ -65,13 +50,18 @@ class EngineTurns:
         decode: Decode,
         compute: ComputeThread,
         on_update: OnUpdate = "wait",
+        stager: ComputeThread | None = None,
     ) -> None:
-        self._engine = engine
+        """``stager``: where new weights are prepared while rollouts go on; None: nowhere.
+
+        Of one core, so that it has no team of threads; closed by whoever made it.
+        """
+        self._engine, self._stager = engine, stager
         self._on_update: OnUpdate = on_update
         self._decode = decode
         self._compute = compute
-        self._inbox: queue.SimpleQueue[Submission | _Update | _Control] = queue.SimpleQueue()
-        self._in_order: deque[Submission | _Update] = deque()
+        self._inbox: queue.SimpleQueue[Submission | Update | Control] = queue.SimpleQueue()
+        self._in_order: deque[Submission | Update] = deque()
         """Read and not begun: an update that waits for rollouts to end, and what came after it."""
         self._owners: dict[GroupCollector, Submission] = {}
         self._is_paused = False
@@ -99,16 +89,27 @@ class EngineTurns:
         if not self._send(submission):
             raise GeneratorFailure(self._refusal)
 
-    def load(self, update: WeightUpdate) -> Future[None]:
-        """Queue ``update``. Raises WeightSyncError once closed.
-
-        The future can be cancelled until the tensors begin to be read.
-        """
-        done: Future[None] = Future()
-        if not self._send(_Update(update=update, done=done)):
+    def load(self, update: WeightUpdate) -> Update:
+        """Queue ``update``. Raises WeightSyncError once closed."""
+        command = Update(update=update)
+        if not self._send(command):
             msg = f"version {update.policy_version}: {self._refusal}"
             raise WeightSyncError(msg)
-        return done
+        return command
+
+    def withdraw(self, command: Update) -> list[Future[Any]]:
+        """Give ``command`` up, unless it is over or weights are being replaced by it.
+
+        Returns what must end before its tensors are read no more.
+        """
+        with self._gate:
+            command.is_withdrawn = True
+            left: list[Future[Any]] = []
+            if not (command.done.cancel() or command.done.done()):
+                left.append(command.done)
+            if command.staging is not None and not command.staging.done():
+                left.append(command.staging)
+            return left
 
     def pause(self) -> Future[None]:
         """Sample nothing from the next step on, until `resume`."""
@@ -125,7 +126,7 @@ class EngineTurns:
 
     def _control(self, obey: Callable[[], None]) -> Future[None]:
         """Raise GeneratorFailure once closed."""
-        command = _Control(obey=obey)
+        command = Control(obey=obey)
         if not self._send(command):
             raise GeneratorFailure(self._refusal)
         return command.done
@@ -163,7 +164,7 @@ class EngineTurns:
             )
             raise GeneratorFailure(msg)
 
-    def _send(self, command: Submission | _Update | _Control) -> bool:
+    def _send(self, command: Submission | Update | Control) -> bool:
         """Return whether it went in. Under the gate, so that nothing comes after the last look."""
         with self._gate:
             if not self._closing.is_set():
@@ -200,7 +201,7 @@ class EngineTurns:
 
         Only on the compute thread, or where there will be no turn on it.
         """
-        failure = _failure(error)
+        failure = failure_of(error)
         if not self._closing.is_set():
             self._refusal = f"{failure}; make a new generator"
             self._closing.set()
@@ -223,20 +224,20 @@ class EngineTurns:
     def _may_step(self) -> bool:
         return self._engine.has_work and not self._is_paused
 
-    def _read(self, command: Submission | _Update | _Control) -> None:
+    def _read(self, command: Submission | Update | Control) -> None:
         match command:
-            case Submission() | _Update():
+            case Submission() | Update():
                 self._in_order.append(command)
-            case _Control():
+            case Control():
                 self._obey(command)
 
-    def _obey(self, command: _Control) -> None:
+    def _obey(self, command: Control) -> None:
         if not command.done.set_running_or_notify_cancel():
             return
         try:
             command.obey()
         except BaseException as error:  # noqa: BLE001 - as in `_step`: whoever asked must hear it
-            command.done.set_exception(_failure(error))
+            command.done.set_exception(failure_of(error))
             self._give_up(error)
         else:
             command.done.set_result(None)
@@ -267,14 +268,37 @@ class EngineTurns:
             match self._in_order[0]:
                 case Submission() as submission:
                     self._admit(submission)
-                case _Update() as command:
+                case Update() as command:
                     self._drop_abandoned()
-                    if self._must_wait(command):
+                    if self._is_staging(command) or self._must_wait(command):
                         return
                     self._load(command)
             self._in_order.popleft()  # only now: a turn that fails answers what stands there
 
-    def _must_wait(self, command: _Update) -> bool:
+    def _is_staging(self, command: Update) -> bool:
+        """Have ``command`` prepared if rollouts go on meanwhile; whether that is still under way.
+
+        Without rollouts, or paused, it is loaded here, with all cores and into memory that is
+        there. Unblocked by the end of the preparation, which queues a turn.
+        """
+        with self._gate:
+            may_stage = self._stager is not None and self._may_step() and not command.is_withdrawn
+            if command.staging is None and may_stage:
+                assert self._stager is not None
+                command.staging = self._stager.submit(lambda: self._stage(command))
+                command.staging.add_done_callback(self._staged)
+        return command.staging is not None and not command.staging.done()
+
+    def _stage(self, command: Update) -> float:
+        began = time.monotonic()
+        self._engine.stage(replace(command.update, tensors=command.tensors))
+        return time.monotonic() - began
+
+    def _staged(self, _staging: Future[float]) -> None:
+        with self._gate:
+            self._queue_turn()
+
+    def _must_wait(self, command: Update) -> bool:
         """Whether rollouts end first; while paused they never would, so `_load` refuses."""
         return self._has_to_finish() and not self._is_paused and not command.done.cancelled()
 
@@ -287,7 +311,7 @@ class EngineTurns:
         except GeneratorFailure as failure:
             submission.deliver(failure)
         except Exception as error:  # noqa: BLE001 - as in `_step`: the caller must be answered
-            submission.deliver(_failure(error))
+            submission.deliver(failure_of(error))
         else:
             self._owners |= dict.fromkeys(collectors, submission)
 
@@ -305,7 +329,7 @@ class EngineTurns:
         """Forget all that was begun; tell every open submission, each with its own exception."""
         self._engine.clear()
         for owner in dict.fromkeys(self._owners.values()):
-            owner.deliver(_failure(error))
+            owner.deliver(failure_of(error))
         self._owners = {}
 
     def _drop_abandoned(self) -> None:
@@ -318,7 +342,7 @@ class EngineTurns:
         group = collector.group(self._decode)
         self._owners.pop(collector).deliver(group)
 
-    def _load(self, command: _Update) -> None:
+    def _load(self, command: Update) -> None:
         """Load, unless all is over or the publisher gave up."""
         if not command.done.set_running_or_notify_cancel():
             return
@@ -328,14 +352,21 @@ class EngineTurns:
             return
         began = time.monotonic()
         try:
-            self._engine.load(command.update, self._on_update)
+            self._replace_weights(command)
         except Exception as error:  # noqa: BLE001 - as in `_step`: the publisher must be answered
-            failure = WeightSyncError(f"version {version} was not loaded: {_say(error)}")
+            failure = WeightSyncError(f"version {version} was not loaded: {say(error)}")
             failure.__cause__ = error
             command.done.set_exception(failure)
         else:
             self._engine.statistics.update_seconds += time.monotonic() - began
             command.done.set_result(None)
+
+    def _replace_weights(self, command: Update) -> None:
+        if command.staging is None:
+            self._engine.load(command.update, self._on_update)
+            return
+        self._engine.statistics.staging_seconds += command.staging.result()
+        self._engine.swap(command.update.policy_version, self._on_update)
 
     def _never(self, version: int) -> str:
         return (
@@ -347,47 +378,12 @@ class EngineTurns:
     def _refuse_rest(self, why: GeneratorFailure) -> None:
         """Answer what is still open or was queued before the gate closed; there is no more turn."""
         for owner in dict.fromkeys(self._owners.values()):
-            owner.deliver(_copy(why))
+            owner.deliver(copy_of(why))
         self._owners = {}
         while not self._inbox.empty():
-            _refuse(self._inbox.get(), why)
+            refuse(self._inbox.get(), why)
         while self._in_order:
-            _refuse(self._in_order.popleft(), why)
+            refuse(self._in_order.popleft(), why)
         self._ended.set()
         with suppress(Exception):  # it may be what failed, and is asked for nothing any more
             self._engine.clear()
-
-
-def _refuse(command: Submission | _Update | _Control, why: GeneratorFailure) -> None:
-    match command:
-        case Submission():
-            command.deliver(_copy(why))
-        case _Update():
-            failure = WeightSyncError(f"version {command.update.policy_version}: {why}")
-            failure.__cause__ = why.__cause__
-            _fail(command.done, failure)
-        case _Control():
-            _fail(command.done, _copy(why))
-
-
-def _fail(done: Future[None], failure: HeadraceError) -> None:
-    """Answer with ``failure``, unless there is an answer or nobody waits for one."""
-    if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
-        done.set_exception(failure)
-
-
-def _copy(failure: GeneratorFailure) -> GeneratorFailure:
-    """Return an exception of its own for each who raises it."""
-    copied = GeneratorFailure(str(failure))
-    copied.__cause__ = failure.__cause__
-    return copied
-
-
-def _failure(error: BaseException) -> GeneratorFailure:
-    failure = GeneratorFailure(f"the torch engine failed: {_say(error)}")
-    failure.__cause__ = error
-    return failure
-
-
-def _say(error: BaseException) -> str:
-    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"

@@ -10,14 +10,15 @@ import asyncio
 import concurrent.futures
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from headrace.compute import ComputeThread
 from headrace.errors import GeneratorFailure
 from headrace.generators.admission import check_requests
-from headrace.generators.engine_turns import EngineTurns, Submission
+from headrace.generators.engine_commands import Submission
+from headrace.generators.engine_turns import EngineTurns
 from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
@@ -63,12 +64,14 @@ class TorchGenerator:
         max_cache_bytes: int | None = None,
         is_quantized: bool = False,
         batch_invariant: bool = False,
+        staged_updates: bool = False,
     ) -> None:
         """``compute`` may serve others between engine steps and is closed by whoever made it.
 
         ``max_cache_bytes`` bounds keys and values; None takes `MEMORY_SHARE` of what is free.
         ``is_quantized``: matrices are held in eight bits, everything else in ``dtype``.
         ``batch_invariant``: what else is sampled changes no bit of a rollout.
+        ``staged_updates``: prepare new weights beside those at work, in memory for a second copy.
         """
         self._config = config
         self._decode = decode
@@ -92,8 +95,9 @@ class TorchGenerator:
         scheduler = Scheduler(
             blocks, max_running=max_concurrent_rollouts, max_prefill_tokens=max_prefill_tokens
         )
+        self._stager = ComputeThread("weights", 1) if staged_updates else None
         self._engine = EngineTurns(
-            Engine(runner, scheduler, blocks, decode), decode, compute, on_update
+            Engine(runner, scheduler, blocks, decode), decode, compute, on_update, self._stager
         )
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[RolloutGroup]:
@@ -138,13 +142,15 @@ class TorchGenerator:
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `Generator`. Waits for the engine, with ``wait`` for all that it has begun."""
-        done = self._engine.load(update)
+        command = self._engine.load(update)
         try:
-            await self._watched(asyncio.wrap_future(done), f"version {update.policy_version}")
+            await self._watched(
+                asyncio.wrap_future(command.done), f"version {update.policy_version}"
+            )
         finally:
-            if not (done.cancel() or done.done()):
-                # The tensors stop being valid when this returns: let a load that began end.
-                await _waited_for(done)
+            # The tensors stop being valid when this returns: let a load that began end.
+            if left := self._engine.withdraw(command):
+                await _waited_for(left)
 
     async def pause(self) -> None:
         """See `Interruptible`. Waits for the engine to come out of its step."""
@@ -170,6 +176,8 @@ class TorchGenerator:
     async def close(self) -> None:
         """See `Generator`."""
         await asyncio.to_thread(self._engine.close, STALL_SECONDS)
+        if self._stager is not None:
+            await asyncio.to_thread(self._stager.close, STALL_SECONDS)
 
     async def _obeyed(self, done: concurrent.futures.Future[None], what: str) -> None:
         await self._watched(asyncio.wrap_future(done), what)
@@ -190,9 +198,9 @@ class TorchGenerator:
             future.cancel()
 
 
-async def _waited_for(done: concurrent.futures.Future[None]) -> None:
-    """Return once ``done`` is, or hangs; not before, however often the caller is cancelled."""
-    wait = asyncio.to_thread(concurrent.futures.wait, [done], STALL_SECONDS)
+async def _waited_for(begun: Sequence[concurrent.futures.Future[Any]]) -> None:
+    """Return once all are done, or hang; not before, however often the caller is cancelled."""
+    wait = asyncio.to_thread(concurrent.futures.wait, begun, STALL_SECONDS)
     waiting = asyncio.ensure_future(wait)
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():

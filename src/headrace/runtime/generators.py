@@ -92,6 +92,7 @@ def _torch_generator(
         on_update=config.on_update,
         max_cache_bytes=None if cache is None else int(cache * 2**30),
         batch_invariant=config.batch_invariant,
+        staged_updates=config.staged_updates,
     )
 
 

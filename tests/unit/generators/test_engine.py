@@ -14,9 +14,10 @@ from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
 from headrace.generators.torch_engine.rollout_state import Begun, FinishedRollout, GroupCollector
-from headrace.generators.torch_engine.runner import TURNS, ModelRunner
+from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Part, Scheduler
 from headrace.generators.torch_engine.statistics import Statistics
+from headrace.generators.torch_engine.weight_set import TURNS
 from headrace.models.decoder import Decoder
 from headrace.types import GenerationRequest, OnUpdate
 

@@ -146,3 +146,25 @@ def test_what_transformers_does_not_do_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="gpt2 is sampled through transformers"):
         made(directories["gpt2"], compute, **{option: True})
+
+
+def test_staged_weights_are_computed_with_from_the_exchange_on(
+    directories: dict[str, Path],
+) -> None:
+    directory = next(iter(directories.values()))
+    config = ForeignConfig.read(directory)
+    runner = foreign_runner.ForeignRunner(config, torch.float32, torch.device("cpu"))
+    old = update(directory)
+    new = {name: tensor * 1.5 for name, tensor in old.tensors.items()}
+    runner.load(old.tensors)
+    sequences = [torch.tensor(ids) for ids in PROMPTS]
+    with torch.inference_mode():
+        before = runner._next_logits(sequences)
+        runner.stage(new)
+        assert torch.equal(runner._next_logits(sequences), before)
+        runner.swap()
+        after = runner._next_logits(sequences)
+        runner.load(new)
+        assert torch.equal(runner._next_logits(sequences), after)
+    assert not torch.equal(before, after)
+    runner.verify(new)

@@ -80,11 +80,36 @@ class Engine:
         stay; where one is held otherwise than it came, the engine samples no more until a load
         succeeds.
         """
+        self._check(update)
+        self._turn_to(update.policy_version, on_update)
+        self._runner.load(update.tensors)
+        self._runner.verify(update.tensors)
+        self._policy_version = update.policy_version
+
+    def stage(self, update: WeightUpdate) -> None:
+        """Prepare every weight beside those at work and prove that all of them arrived.
+
+        On any thread, while steps are made on theirs. Raises WeightSyncError, and whatever the
+        tensors raise; the old weights stay in any case.
+        """
+        self._check(update)
+        self._runner.stage(update.tensors)
+
+    def swap(self, policy_version: int, on_update: OnUpdate = "wait") -> None:
+        """Put what was staged in the place of the weights at work; else as `load`."""
+        self._turn_to(policy_version, on_update)
+        self._runner.swap()
+        self._policy_version = policy_version
+
+    def _check(self, update: WeightUpdate) -> None:
         self._runner.check(update.tensors)
         received = checksum(update.tensors.items())
         if received != update.checksum:
             msg = f"checksum {received:x} of what arrived, {update.checksum:x} was published"
             raise WeightSyncError(msg)
+
+    def _turn_to(self, policy_version: int, on_update: OnUpdate) -> None:
+        """Do with unfinished rollouts and the cache what is to be done before weights change."""
         match on_update:
             case "wait":
                 assert not self.has_work, "rollouts in flight would mix two versions"
@@ -95,16 +120,14 @@ class Engine:
             case "recompute":
                 self._scheduler.start_over(self._take_out())
             case "restart":
-                version = update.policy_version
-                self._scheduler.start_over(self._take_out(), lambda begun: begun.given(version))
+                self._scheduler.start_over(
+                    self._take_out(), lambda begun: begun.given(policy_version)
+                )
             case _:
                 assert_never(on_update)
         self._blocks.forget_names()
         self._policy_version = None
-        self._refusal = f"the weights of version {update.policy_version} did not arrive whole"
-        self._runner.load(update.tensors)
-        self._runner.verify(update.tensors)
-        self._policy_version = update.policy_version
+        self._refusal = f"the weights of version {policy_version} did not arrive whole"
 
     def _take_out(self) -> list[Ticket]:
         """Take every rollout that runs out; return what it goes on from."""

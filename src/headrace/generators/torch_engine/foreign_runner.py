@@ -33,6 +33,7 @@ class ForeignRunner:
         decoder = load_foreign(config.directory, dtype, device)
         self._decoder = decoder.requires_grad_(requires_grad=False)
         self._weights = dict(decoder.named_parameters())
+        self._staged: dict[str, Tensor] = {}
         self._device = device
 
     @property
@@ -53,10 +54,22 @@ class ForeignRunner:
 
     def verify(self, tensors: Mapping[str, Tensor]) -> None:
         """See `Runner`."""
+        _verify(self._weights, tensors)
+
+    @torch.no_grad()
+    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `Runner`."""
+        if not self._staged:
+            self._staged = {name: torch.empty_like(w) for name, w in self._weights.items()}
+        for name, weight in self._staged.items():
+            weight.copy_(tensors[name])
+        _verify(self._staged, tensors)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """See `Runner`."""
         for name, weight in self._weights.items():
-            if not same_bits(weight, tensors[name]):
-                msg = f"{name} is not held as it was published"
-                raise WeightSyncError(msg)
+            weight.data, self._staged[name] = self._staged[name], weight.data
 
     def reserve(self, num_blocks: int, at_most: int) -> None:
         """See `Runner`. There is no cache."""
@@ -97,6 +110,13 @@ class ForeignRunner:
             hidden = self._decoder.hidden(ids, rows, last)
             found.append(self._decoder.logits(hidden).float())
         return torch.cat(found)
+
+
+def _verify(held: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    for name, weight in held.items():
+        if not same_bits(weight, tensors[name]):
+            msg = f"{name} is not held as it was published"
+            raise WeightSyncError(msg)
 
 
 def _passes(sequences: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

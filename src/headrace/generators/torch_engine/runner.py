@@ -1,19 +1,19 @@
 """Execution: prefill and decode forward passes over the cache. Decides nothing.
 
 Owns the generator's copy of the weights and the invariant that no forward pass ever sees a mixture
-of two versions: `load` replaces all of them between two passes, on the thread that runs the passes.
+of two versions: `load` replaces all of them between two passes, on the thread that runs the passes,
+and what `stage` prepares on another one takes their place as a whole, by `swap` on this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.kv_cache import KVCache
 from headrace.generators.torch_engine.paged_attention import (
     BlockTable,
@@ -23,14 +23,9 @@ from headrace.generators.torch_engine.paged_attention import (
 from headrace.generators.torch_engine.products import FusedProducts
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Part
+from headrace.generators.torch_engine.weight_set import WeightSet
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.weights import misfits, same_bits
-
-TURNS = 16
-"""Weight updates over which every large weight is read back once: that costs as much as loading."""
-LARGE = 1 << 18
-"""Numbers of a weight that is read back in turn only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,79 +67,61 @@ class ModelRunner:
     ) -> None:
         """``is_quantized``: multiply by matrices in eight bits, with all the rest in ``dtype``."""
         self._device = device
-        with torch.device("meta"):
-            decoder = Decoder(config).to(dtype)
-        self._decoder = decoder.requires_grad_(requires_grad=False)
-        # What the weights must look like; most of them are never stored under these names.
-        self._expected = dict(decoder.named_parameters())
-        self._products = FusedProducts(decoder, dtype, device, is_quantized=is_quantized)
-        for name in self._expected.keys() - self._products.names:
-            self._allocate(name)
-        self._cache = self._prepare(config, block_size, dtype)
-        self._table: tuple[int, BlockTable] | None = None
-        self._turn = 0
-        """Of the weights that are held: the loads that went well, one after another, before."""
-        self._num_verified = 0
-        self._logits = torch.empty(0, config.vocab_size, device=device)
         self.config = config
+        self._make_weights = partial(WeightSet, config, dtype, device, is_quantized=is_quantized)
+        self._weights = self._new_weights()
+        self._staged: WeightSet | None = None
+        """Beside those that passes read: what is to take their place."""
+        self._cache = self._new_cache(block_size, dtype)
+        self._table: tuple[int, BlockTable] | None = None
+        self._logits = torch.empty(0, config.vocab_size, device=device)
 
-    def _prepare(self, config: DecoderConfig, block_size: int, dtype: torch.dtype) -> KVCache:
-        """Make what the passes need beside weights, and return the cache as they read it."""
-        self._decoder.model.fill_rope(config)
-        return KVCache(config, block_size, dtype, self._device)
+    def _new_weights(self) -> WeightSet:
+        """Return a set without content, with what passes need beside weights."""
+        weights = self._make_weights()
+        weights.decoder.model.fill_rope(self.config)
+        return weights
+
+    def _new_cache(self, block_size: int, dtype: torch.dtype) -> KVCache:
+        """Return the cache as passes read it."""
+        return KVCache(self.config, block_size, dtype, self._device)
+
+    @property
+    def _decoder(self) -> Decoder:
+        return self._weights.decoder
+
+    @property
+    def _products(self) -> FusedProducts:
+        return self._weights.products
 
     @property
     def device(self) -> torch.device:
         """Where passes are computed, and where logits are."""
         return self._device
 
-    def _allocate(self, name: str) -> None:
-        """Give a parameter memory, not content: the generator samples after the first weights."""
-        module, _, leaf = name.rpartition(".")
-        empty = torch.empty_like(self._expected[name], device=self._device)
-        parameter = nn.Parameter(empty, requires_grad=False)
-        setattr(self._decoder.get_submodule(module), leaf, parameter)
-
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise WeightSyncError when a name, a shape or a dtype of ``tensors`` does not fit.
+        """See `Runner`."""
+        self._weights.check(tensors)
 
-        A cast would leave weights that nobody published.
-        """
-        if wrong := misfits(self._expected, tensors):
-            raise WeightSyncError(wrong)
-
-    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace every weight by the one of the same name in ``tensors``, which fit."""
-        # Until `verify` has seen them, these weights are as unknown as the first ones.
-        self._turn, self._num_verified = self._num_verified, 0
-        self._products.load(tensors)
-        for name, weight in self._own_weights():
-            weight.copy_(tensors[name])
+        """See `Runner`."""
+        self._weights.load(tensors)
 
     def verify(self, tensors: Mapping[str, Tensor]) -> None:
-        """Read weights back and raise WeightSyncError when one is not as ``tensors`` has it.
+        """See `Runner`."""
+        self._weights.verify(tensors)
 
-        All of them the first time, and after a load that failed; else every small one, and of the
-        products and the other large ones one in `TURNS`, in turn.
-        """
-        turns = TURNS if self._turn else 1
-        own = (
-            name
-            for number, (name, weight) in enumerate(self._own_weights())
-            if (weight.numel() < LARGE or number % turns == self._turn % turns)
-            and not same_bits(weight, tensors[name])
-        )
-        products = self._products.differing(tensors, turn=self._turn, turns=turns)
-        if wrong := list(chain(own, products)):
-            msg = f"{wrong[0]} is not held as it was published"
-            raise WeightSyncError(msg)
-        self._num_verified = self._turn + 1
+    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `Runner`."""
+        if self._staged is None:
+            self._staged = self._new_weights()
+        self._staged.load(tensors)
+        self._staged.verify(tensors)
 
-    def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in self._decoder.named_parameters():
-            if not weight.is_meta:
-                yield name, weight
+    def swap(self) -> None:
+        """See `Runner`."""
+        assert self._staged is not None, "nothing was staged"
+        self._weights, self._staged = self._staged, self._weights
 
     def reserve(self, num_blocks: int, at_most: int) -> None:
         """Make room in the cache for ``num_blocks`` blocks, of which there are ``at_most``."""

@@ -32,6 +32,18 @@ class Runner(Protocol):
         """Raise WeightSyncError when a weight that is read back is not as in ``tensors``."""
         ...
 
+    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make a second copy of all weights out of ``tensors``, which fit, for `swap`; verify it.
+
+        May run on another thread beside passes, of which it changes nothing. Raises as `verify`
+        does, and whatever ``tensors`` raise; then what is staged is a copy of nothing.
+        """
+        ...
+
+    def swap(self) -> None:
+        """Let passes read what was staged from now on."""
+        ...
+
     def reserve(self, num_blocks: int, at_most: int) -> None:
         """Make room in the cache for ``num_blocks`` blocks, of which there are ``at_most``."""
         ...

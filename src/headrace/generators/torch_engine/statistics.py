@@ -47,7 +47,9 @@ class Statistics:
     paused_seconds: float = 0.0
     """Waiting to be resumed."""
     update_seconds: float = 0.0
-    """Loading weights."""
+    """Loading weights, or putting staged ones in their place: nothing is sampled meanwhile."""
+    staging_seconds: float = 0.0
+    """Preparing weights beside those at work."""
     first_token_seconds: list[float] = field(default_factory=list)
     """From submission to the first token, of each rollout."""
     rollout_seconds: list[float] = field(default_factory=list)
@@ -68,6 +70,8 @@ class Statistics:
             "generator/idle/paused_seconds": self.paused_seconds,
             "generator/idle/weights_seconds": self.update_seconds,
         }
+        if self.staging_seconds:
+            found["generator/weights/staging_seconds"] = self.staging_seconds
         found |= share("generator/idle/share", self._idle, time.monotonic() - self.began_at)
         found |= share("generator/engine/tokens_per_second", self.num_sampled, self.working_seconds)
         slots = self.num_steps * self.max_running

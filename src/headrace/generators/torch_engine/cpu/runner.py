@@ -28,6 +28,7 @@ from headrace.generators.torch_engine.paged_attention import filled_table
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.runner import ModelRunner, pack
 from headrace.generators.torch_engine.scheduler import Part
+from headrace.generators.torch_engine.weight_set import WeightSet
 from headrace.kernels.calls import Call
 from headrace.kernels.vectors import LANES
 from headrace.models.decoder_config import DecoderConfig
@@ -48,7 +49,7 @@ def can_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """What one layer multiplies by, and the addresses of its small weights, which never move."""
+    """What one layer multiplies by, and where its small weights lie, which never move in a set."""
 
     inputs: Form
     output: Form
@@ -94,17 +95,29 @@ class FusedRunner(ModelRunner):
         super().__init__(config, block_size, dtype, device, is_quantized=is_quantized)
         self._dtype = dtype
         self._rows = _Rows(config, dtype, 1)
-        linears = list(self._decoder.linears())
-        self._layers = [
-            self._layer(index, linears[4 * index : 4 * index + 4])
-            for index in range(config.num_layers)
-        ]
+        self._cos, self._sin = rope_table(config)
+        self._layers = self._layers_of_weights()
         self._make_calls(STORAGE[dtype])
 
-    def _prepare(self, config: DecoderConfig, block_size: int, dtype: torch.dtype) -> KVCache:
-        """See `ModelRunner`: rotary tables in fp32, and keys as `attention_kernel` reads them."""
-        self._cos, self._sin = rope_table(config)
-        return KVCache(config, block_size, dtype, self._device, has_transposed_keys=True)
+    def _new_weights(self) -> WeightSet:
+        """See `ModelRunner`: rotary tables are in fp32, and no part of the decoder."""
+        return self._make_weights()
+
+    def _new_cache(self, block_size: int, dtype: torch.dtype) -> KVCache:
+        """See `ModelRunner`: keys as `attention_kernel` reads them."""
+        return KVCache(self.config, block_size, dtype, self._device, has_transposed_keys=True)
+
+    def swap(self) -> None:
+        """See `ModelRunner`."""
+        super().swap()
+        self._layers = self._layers_of_weights()
+
+    def _layers_of_weights(self) -> list[_Layer]:
+        linears = list(self._decoder.linears())
+        return [
+            self._layer(index, linears[4 * index : 4 * index + 4])
+            for index in range(self.config.num_layers)
+        ]
 
     def _layer(self, index: int, linears: Sequence[Sequence[nn.Linear]]) -> _Layer:
         """``linears``: the layer's part of `Decoder.linears`."""

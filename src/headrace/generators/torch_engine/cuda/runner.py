@@ -7,11 +7,12 @@ are replaced where they lie. Prefilling is that of `ModelRunner`: its passes are
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.cuda.decode_graphs import MOST_ROWS, DecodeGraphs, Graph
 from headrace.generators.torch_engine.cuda.table_attention import (
     DecodeInputs,
@@ -22,6 +23,7 @@ from headrace.generators.torch_engine.cuda.table_attention import (
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.weights import same_bits
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class CudaRunner(ModelRunner):
         """
         super().__init__(config, block_size, dtype, device, is_quantized=is_quantized)
         self._num_blocks, self._mix = num_blocks, mix
+        self._copies: dict[str, Tensor] = {}
         self._cache.ensure(num_blocks + 1, num_blocks + 1)
         self._graphs: DecodeGraphs | None = None
         if make_graph is not None:
@@ -61,6 +64,20 @@ class CudaRunner(ModelRunner):
                 scratch=num_blocks,
                 device=device,
             )
+
+    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `Runner`: a copy on the device, as it was published."""
+        self._copies = {name: t.to(self._device, copy=True) for name, t in tensors.items()}
+        for name, copy in self._copies.items():
+            if not same_bits(copy, tensors[name]):
+                msg = f"{name} did not arrive on the device as it was published"
+                raise WeightSyncError(msg)
+
+    def swap(self) -> None:
+        """See `Runner`: copied over from within the device, for graphs have recorded addresses."""
+        self.load(self._copies)
+        self.verify(self._copies)
+        self._copies = {}
 
     def reserve(self, num_blocks: int, at_most: int) -> None:
         """See `ModelRunner`: all the memory there is has been there from the start."""
