@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -43,13 +43,13 @@ from headrace.monitors import (
 from headrace.roles import Monitor, Verifier
 from headrace.runtime import run_files
 from headrace.runtime.devices import resolve_device
-from headrace.runtime.generators import build_generator, compute_threads
+from headrace.runtime.generators import compute_threads
 from headrace.runtime.learners import LocalLearner, build_learner
+from headrace.runtime.places import LocalPlaces, Places
 from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.runtime.recording import Recording
 from headrace.runtime.revival import Beginning, outlive
 from headrace.types import RunEvent, SamplingParams
-from headrace.verifiers import build_verifier
 from headrace.waves import PausableGenerator
 from headrace.weight_sync import MemoryWeightSync
 
@@ -70,6 +70,7 @@ class _Kept:
     """One of those behind ``monitor``."""
     recording: Recording
     """Another one."""
+    places: Places
     generator_compute: ComputeThread
     learner_compute: ComputeThread
     roles: tuple[PausableGenerator, Verifier] | None = None
@@ -88,10 +89,9 @@ class _Kept:
         """Return generator and verifier, which have counted nothing yet."""
         if self.roles is None:
             config = prepared.config
-            generator = build_generator(config, prepared.model, self.generator_compute)
+            generator = self.places.generator(config, prepared.model, self.generator_compute)
             self.stack.push_async_callback(generator.close)
-            window = config.groups_per_step * config.group_size
-            verifier = build_verifier(config.verifier, window=window)
+            verifier = self.places.verifier(config)
             self.stack.push_async_callback(verifier.close)
             self.roles = generator, verifier
         for role in self.roles:
@@ -101,12 +101,13 @@ class _Kept:
 
 @dataclass(slots=True, kw_only=True)
 class LocalRun:
-    """One training run on this machine."""
+    """One training run, whose controller and learner are on this machine."""
 
     prepared: PreparedRun
     output: Path
     resume: bool = False
     extra_monitors: tuple[Monitor, ...] = ()
+    places: Places = field(default_factory=LocalPlaces)
 
     def __post_init__(self) -> None:
         """Fill in what the recipe leaves to the machine, or to the run that is resumed."""
@@ -196,6 +197,7 @@ class LocalRun:
             monitor=monitor,
             records=records,
             recording=recording,
+            places=self.places,
             generator_compute=generator_compute,
             learner_compute=learner_compute,
         )
