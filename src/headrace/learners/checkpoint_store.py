@@ -175,6 +175,8 @@ def _read_state(directory: Path) -> StoredCheckpoint:
         raise CheckpointError(_damage(directory, f"{_STATE}: {error!r}")) from error
     if damaged:
         raise CheckpointError(_damage(directory, f"{', '.join(damaged)} missing or cut short"))
+    if stored.step != _step_of(directory):
+        raise CheckpointError(_damage(directory, f"it says that it is of step {stored.step}"))
     return stored
 
 
