@@ -15,7 +15,7 @@ import torch
 from headrace.config import RunConfig
 from headrace.errors import CheckpointError
 from headrace.learners.learner import PolicySource
-from headrace.learners.parallel.processes import RankProcesses, StoreFolder
+from headrace.learners.parallel.processes import RankProcesses
 from headrace.learners.parallel.rank import RankSetting
 from headrace.learners.parallel.regions import Region
 from headrace.learners.parallel.weights import (
@@ -28,6 +28,7 @@ from headrace.learners.state import SHARDED_DIRECTORY
 from headrace.models.checkpoint import write_companions
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.weights import weight_update
+from headrace.scratch import ScratchFolder
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 
@@ -52,13 +53,13 @@ class RankedLearner:
             name: tuple(shape) for name, shape in decoder_config.tensor_shapes().items()
         }
         self._version = 0
-        self._store = StoreFolder()
+        self._folder = ScratchFolder("ranks")
         parallel = config.learner.parallel
         count = parallel.num_ranks
         settings = [
             RankSetting(
                 rank=rank,
-                store=self._store.path,
+                store=str(self._folder.path / "store"),
                 config=config,
                 model=source.directory,
                 num_updates=num_updates,
@@ -136,4 +137,4 @@ class RankedLearner:
     async def close(self) -> None:
         """See `Learner`. Ends every process."""
         await self._ranks.close()
-        self._store.remove()
+        self._folder.remove()

@@ -12,14 +12,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.child.channel import READY, Request, encode
@@ -276,19 +273,3 @@ def _whereabouts(process: _RankProcess) -> str:
     if not frames:
         return f"(process {process.pid}, state {state}) does not say where it is"
     return f"(process {process.pid}) is at {frames[0].removeprefix('File ')}"
-
-
-class StoreFolder:
-    """A folder with the file by which ranks find each other; gone with `remove`."""
-
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
-
-    @property
-    def path(self) -> str:
-        """The file, which nobody has made yet."""
-        return str(self._folder / "store")
-
-    def remove(self) -> None:
-        """Delete it. Idempotent."""
-        shutil.rmtree(self._folder, ignore_errors=True)

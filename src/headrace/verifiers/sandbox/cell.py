@@ -11,15 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+from headrace.scratch import ScratchFolder
 from headrace.verifiers.sandbox import launch
 from headrace.verifiers.sandbox.cgroup import MemorySlot
 from headrace.verifiers.sandbox.execution import Ending, Execution, Limits, Tier
@@ -63,11 +61,11 @@ class Cell:
         self._left = spec.jobs_per_cell
         self._used = 0.0
         self._kills = 0
-        self._folder = (
-            tempfile.mkdtemp(prefix=f"headrace-{os.getpid()}-") if spec.needs_folder else ""
-        )
-        if self._folder:
-            Path(self._folder).chmod(0o711)
+        self._scratch = ScratchFolder("cell") if spec.needs_folder else None
+        self._folder = ""
+        if self._scratch is not None:
+            self._scratch.path.chmod(0o711)
+            self._folder = str(self._scratch.path)
         self._control, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._memory = MemorySlot.make()
         self._process: subprocess.Popen[bytes] | None = None
@@ -127,10 +125,10 @@ class Cell:
         self._control.close()
         if self._process is not None:
             self._end(self._process)
-        if self._folder:
+        if self._scratch is not None:
             with contextlib.suppress(OSError):
                 empty(self._folder)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._scratch.remove()
         if self._memory is not None:
             _remove(self._memory)
             self._memory = None

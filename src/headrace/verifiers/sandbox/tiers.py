@@ -11,12 +11,11 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from headrace.config import SandboxConfig
 from headrace.errors import ConfigError
+from headrace.scratch import ScratchFolder
 from headrace.verifiers.sandbox.execution import Execution, Job, Limits, Tier
 from headrace.verifiers.sandbox.launch import PRELOAD, CellSpec
 from headrace.verifiers.sandbox.pool import PoolSpec, SandboxPool
@@ -144,8 +143,8 @@ def _attacked(spec: CellSpec) -> str | None:
     from headrace.verifiers.sandbox.cell import Cell, CellError  # noqa: PLC0415
     from headrace.verifiers.sandbox.watch import descendants  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="headrace-probe-") as folder:
-        place = Path(folder)
+    with ScratchFolder("probe") as folder:
+        place = folder.path
         place.chmod(0o777)
         secret = place / "secret"
         secret.write_text(secrets.token_hex())
