@@ -65,6 +65,8 @@ class ChildProcess:
     def expect(self, number: int) -> asyncio.Future[Any]:
         """Return what will be the answer ``number``; ChildEndedError where there will be none."""
         future = asyncio.get_running_loop().create_future()
+        # Where several are expected, whoever has heard of one end does not ask for the others.
+        future.add_done_callback(_hear_of_it)
         if self._over.is_set():
             future.set_exception(ChildEndedError())
         else:
@@ -158,6 +160,12 @@ async def launch(
         # Its own session: Ctrl-C at a terminal does not reach it, and a kill takes its children.
         start_new_session=True,
     )
+
+
+def _hear_of_it(answer: asyncio.Future[Any]) -> None:
+    """Keep asyncio from reporting an error that nobody asked for."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def state_of(pid: int) -> str:
