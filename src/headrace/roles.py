@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.types import (
     EvaluationRecord,
@@ -22,6 +22,10 @@ from headrace.types import (
     WeightNotice,
     WeightUpdate,
 )
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Generator(Protocol):
@@ -164,6 +168,18 @@ class WeightStore(Protocol):
 
     def close(self) -> None:
         """Give back all memory and files. Idempotent."""
+        ...
+
+
+class WeightRoom(Protocol):
+    """A store that gives out memory, so that what is published is computed where it is read."""
+
+    def take(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> Mapping[str, Tensor]:
+        """Return tensors without content, for the next `WeightStore.write` of this very mapping.
+
+        What was taken before and not written is given back. Raises WeightSyncError, which names
+        the place, where there is no room.
+        """
         ...
 
 

@@ -76,6 +76,7 @@ def test_a_role_has_at_most_four_methods() -> None:
         "WeightSync",
         "NoticeReceiver",
         "WeightStore",
+        "WeightRoom",
         "WeightReader",
         "Monitor",
     }

@@ -27,7 +27,8 @@ from headrace.learners.updater import PolicyUpdater, frozen
 from headrace.models.decoder import Decoder
 from headrace.models.foreign import Policy
 from headrace.models.lora import MergedWeights, adapter_of
-from headrace.models.weights import weight_update
+from headrace.models.weights import copied_update, weight_update
+from headrace.roles import WeightRoom
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 T = TypeVar("T")
@@ -54,10 +55,12 @@ class TorchLearner(PolicyUpdater):
         compute: ComputeThread,
         compute_dtype: torch.dtype = torch.float32,
         export_dtype: torch.dtype = torch.float32,
+        room: WeightRoom | None = None,
     ) -> None:
         """``num_updates`` is the run's planned total, for the schedule.
 
-        ``compute`` may serve others between two calls and is closed by whoever made it.
+        ``room``: where published weights are computed; None takes memory of its own. ``compute``
+        may serve others between two calls and is closed by whoever made it.
         """
         assert all(parameter.dtype == torch.float32 for parameter in decoder.parameters())
         super().__init__(
@@ -68,6 +71,7 @@ class TorchLearner(PolicyUpdater):
             reference=frozen(decoder) if config.objective.kl_coefficient > 0 else None,
         )
         self._source, self._export_dtype, self._compute = source, export_dtype, compute
+        self._room = room
 
     async def start(self) -> None:
         """Return at once: it is made ready to step."""
@@ -116,22 +120,25 @@ class TorchLearner(PolicyUpdater):
         """See `Learner`. What was begun ends with the compute thread."""
 
     async def export(self) -> WeightUpdate:
-        """Return the weights in the generators' dtype; fp32 is by reference, never a copy.
+        """Return the weights in the generators' dtype; without a room, fp32 is by reference.
 
-        An adapter is merged matrix by matrix as they are read. Valid until the next step.
+        An adapter is merged matrix by matrix as they are read. Valid until the next step, and in
+        a room until the next export.
         """
         return await self._on_thread(self._export)
 
     def _export(self) -> WeightUpdate:
-        tensors: Mapping[str, Tensor]
-        if not isinstance(self._decoder, Decoder) or adapter_of(self._decoder) is None:
-            tensors = {
-                name: parameter.detach().to(self._export_dtype)
-                for name, parameter in self._decoder.named_parameters()
-            }
-        else:
-            tensors = MergedWeights(self._decoder, self._export_dtype, self._compute.call)
-        return weight_update(self._counters.policy_version, tensors)
+        version, dtype = self._counters.policy_version, self._export_dtype
+        tensors: Mapping[str, Tensor] = dict(self._decoder.named_parameters())
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if isinstance(self._decoder, Decoder) and adapter_of(self._decoder) is not None:
+            tensors = MergedWeights(self._decoder, dtype, self._compute.call)
+            shapes = {name: self._decoder.get_parameter(name).shape for name in tensors}
+        elif self._room is None:
+            tensors = {name: tensor.detach().to(dtype) for name, tensor in tensors.items()}
+        if self._room is None:
+            return weight_update(version, tensors)
+        return copied_update(version, tensors, self._room.take(shapes, dtype))
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._compute.submit(work))

@@ -52,6 +52,18 @@ def weight_update(policy_version: int, tensors: Mapping[str, Tensor]) -> WeightU
     )
 
 
+@torch.no_grad()
+def copied_update(
+    policy_version: int, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> WeightUpdate:
+    """Return ``targets`` as they are published, once they hold ``tensors`` in their own dtypes.
+
+    Each is summed while it is still in the processor's cache.
+    """
+    copies = ((name, targets[name].copy_(tensor)) for name, tensor in tensors.items())
+    return WeightUpdate(policy_version=policy_version, tensors=targets, checksum=checksum(copies))
+
+
 def same_bits(first: Tensor, second: Tensor) -> bool:
     """Return whether both hold the same bits: as `torch.equal`, but a NaN is itself.
 

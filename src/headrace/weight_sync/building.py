@@ -8,13 +8,14 @@ from typing import assert_never
 from headrace.compute import ComputeThread
 from headrace.config import WeightSyncConfig
 from headrace.errors import ConfigError
-from headrace.roles import WeightReader, WeightStore
+from headrace.roles import WeightReader, WeightRoom, WeightStore
 from headrace.weight_sync.shared_memory import (
     DIRECTORY,
     SharedMemoryCarrier,
     SharedMemoryFetcher,
+    SharedMemoryStore,
 )
-from headrace.weight_sync.store import WholeReader, WholeStore
+from headrace.weight_sync.store import WholeReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class WeightChannel:
 
     store: WeightStore
     """Stays with the learner, and is closed by whoever had this made."""
+    room: WeightRoom | None = None
+    """The store's memory, for a learner to compute in what it publishes; None: it has none."""
     reader: WeightReader
     """Goes to each generator's process, pickled."""
 
@@ -37,9 +40,9 @@ def build_weight_channel(config: WeightSyncConfig, compute: ComputeThread | None
             carrier = SharedMemoryCarrier(
                 directory=config.directory or DIRECTORY, lock_seconds=config.deadline_seconds
             )
-            return WeightChannel(
-                store=WholeStore(carrier, compute), reader=WholeReader(SharedMemoryFetcher())
-            )
+            store = SharedMemoryStore(carrier, compute)
+            reader = WholeReader(SharedMemoryFetcher())
+            return WeightChannel(store=store, room=store, reader=reader)
         case "memory":
             msg = (
                 'weight_sync.transport = "memory": weights by reference stay in one process, and '

@@ -17,7 +17,7 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,11 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from headrace.compute import ComputeThread
 from headrace.errors import WeightSyncError
 from headrace.host import available_memory
 from headrace.models.weight_layout import WeightLayout
-from headrace.types import WeightPart
+from headrace.types import WeightPart, WeightUpdate
 from headrace.weight_sync.blocks import (
     Block,
     BlockHeader,
@@ -39,6 +40,7 @@ from headrace.weight_sync.blocks import (
     read_block,
     write_header,
 )
+from headrace.weight_sync.store import WholeStore, whole_header
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - nothing there gets a name
 """Where Linux has memory as files."""
@@ -194,6 +196,39 @@ class SharedMemoryCarrier:
                 )
                 raise WeightSyncError(msg)
             time.sleep(_POLL_SECONDS)
+
+
+class SharedMemoryStore(WholeStore):
+    """A `WholeStore` in whose memory a learner may compute what it publishes: a `WeightRoom`."""
+
+    def __init__(self, carrier: SharedMemoryCarrier, compute: ComputeThread | None = None) -> None:
+        """See `WholeStore`."""
+        super().__init__(carrier, compute)
+        self._memory = carrier
+        self._room: Room | None = None
+
+    def take(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> Mapping[str, Tensor]:
+        """See `WeightRoom`."""
+        self._give_back()
+        self._room = self._memory.room(WeightLayout.of(shapes, dict.fromkeys(shapes, dtype)))
+        return self._room.tensors
+
+    def close(self) -> None:
+        """See `WeightStore`."""
+        self._give_back()
+        super().close()
+
+    def _part(self, update: WeightUpdate) -> WeightPart:
+        room = self._room
+        if room is None or update.tensors is not room.tensors:
+            return super()._part(update)
+        self._room = None
+        return self._memory.commit(room, whole_header(update, room.layout))
+
+    def _give_back(self) -> None:
+        if self._room is not None:
+            self._memory.give_back(self._room)
+            self._room = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -34,15 +34,14 @@ class WholeStore:
         return await on_thread(self._compute, lambda: self._put(update))
 
     def _put(self, update: WeightUpdate) -> WeightNotice:
-        header = BlockHeader(
-            policy_version=update.policy_version,
-            checksum=update.checksum,
-            layout=WeightLayout.of_tensors(update.tensors),
-        )
-        part = self._carrier.put(header, update.tensors)
+        part = self._part(update)
         # Noted here, where it also happens if nobody waits for it any more.
         self._parts.append(part)
         return WeightNotice(parts=(part,))
+
+    def _part(self, update: WeightUpdate) -> WeightPart:
+        header = whole_header(update, WeightLayout.of_tensors(update.tensors))
+        return self._carrier.put(header, update.tensors)
 
     def release(self, policy_version: int) -> None:
         """See `WeightStore`."""
@@ -54,6 +53,13 @@ class WholeStore:
     def close(self) -> None:
         """See `WeightStore`."""
         self._carrier.close()
+
+
+def whole_header(update: WeightUpdate, layout: WeightLayout) -> BlockHeader:
+    """Return what heads a block of all tensors of ``update``."""
+    return BlockHeader(
+        policy_version=update.policy_version, checksum=update.checksum, layout=layout
+    )
 
 
 class WholeReader:

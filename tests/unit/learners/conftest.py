@@ -30,6 +30,7 @@ from headrace.models.attention import alike_runs
 from headrace.models.decoder import Decoder
 from headrace.models.foreign import Policy, load_policy
 from headrace.models.hf_files import read_hf_config
+from headrace.roles import WeightRoom
 from headrace.types import (
     Outcome,
     Prompt,
@@ -118,6 +119,7 @@ def make_learner(
         compute_dtype: torch.dtype = torch.float32,
         export_dtype: torch.dtype = torch.float32,
         policy: Policy | None = None,
+        room: WeightRoom | None = None,
         **settings: object,
     ) -> TorchLearner:
         directory, config = model_directory(family), make_config(**settings)
@@ -133,6 +135,7 @@ def make_learner(
             compute=compute,
             compute_dtype=compute_dtype,
             export_dtype=export_dtype,
+            room=room,
         )
         made.append(learner)
         return learner

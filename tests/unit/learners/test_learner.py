@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from headrace.learners.packing import microbatches
 from headrace.learners.selection import score, select, trained_rewards
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
+from headrace.models.weights import checksum
 from headrace.types import RolloutGroup, StepResult
 
 if TYPE_CHECKING:
@@ -402,6 +403,39 @@ def test_bfloat16_computes_nearly_the_gradient_of_float32(
     assert gradients[1].dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
     assert not torch.equal(*gradients)
+
+
+class Room:
+    """Gives out the same memory again and again."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def take(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> dict[str, Tensor]:
+        if not self.tensors:
+            self.tensors = {name: torch.empty(*s, dtype=dtype) for name, s in shapes.items()}
+        return self.tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("settings", [{}, {"learner__lora__rank": 2}])
+def test_a_learner_with_a_room_publishes_there_what_it_publishes_without_one(
+    dtype: torch.dtype,
+    settings: dict[str, object],
+    batch: list[RolloutGroup],
+    make_learner: Callable[..., TorchLearner],
+) -> None:
+    room = Room()
+    learner = make_learner(export_dtype=dtype, room=room, **settings)
+    alone = make_learner(export_dtype=dtype, **settings)
+    for _ in range(2):
+        step(learner, batch)
+        step(alone, batch)
+        update, expected = (asyncio.run(one.export()) for one in (learner, alone))
+        assert update.tensors is room.tensors
+        assert update.checksum == expected.checksum == checksum(update.tensors.items())
+        assert update.policy_version == expected.policy_version
+        assert not any(tensor.requires_grad for tensor in update.tensors.values())
 
 
 def test_what_is_published_in_float32_is_the_weights_themselves(

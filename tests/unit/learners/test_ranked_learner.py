@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,15 @@ def make_ranked(make_unstarted: MakeRanked, run: Run) -> MakeRanked:
     return make
 
 
+class Room:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def take(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> dict[str, Tensor]:
+        self.tensors = {name: torch.empty(*shape, dtype=dtype) for name, shape in shapes.items()}
+        return self.tensors
+
+
 def same(found: Tensor, expected: Tensor, bound: float = 1e-5) -> bool:
     return torch.allclose(found, expected, rtol=bound, atol=bound * float(expected.abs().max()))
 
@@ -118,6 +127,10 @@ def test_ranks_do_what_one_process_does_from_the_first_step_to_a_loaded_checkpoi
     assert all(same(update.tensors[name], tensor) for name, tensor in theirs.tensors.items())
     assert update.checksum == checksum(update.tensors.items())
     shapes = {name: tensor.shape for name, tensor in theirs.tensors.items()}
+    ranked._room = Room()
+    placed = run(ranked.export())
+    assert placed.tensors is ranked._room.tensors
+    assert placed.checksum == update.checksum == checksum(placed.tensors.items())
     regions = tensor_slices(shapes, cut_dimension, rank=1, count=2)
     slices = ranked.weights(regions)
     for name, region in regions.items():

@@ -15,7 +15,7 @@ from sync_lab import DEADLINE, ReaderProcess, reader_process, update, weights
 from headrace.config import WeightSyncConfig
 from headrace.errors import ConfigError, WeightSyncError
 from headrace.models.weight_layout import WeightLayout
-from headrace.models.weights import checksum
+from headrace.models.weights import checksum, copied_update
 from headrace.types import WeightNotice, WeightPart, WeightUpdate
 from headrace.weight_sync import StoredWeightSync, WeightChannel, build_weight_channel
 from headrace.weight_sync import shared_memory as module
@@ -231,6 +231,43 @@ def test_a_directory_that_is_none_is_named(tmp_path: Path) -> None:
 def test_weights_by_reference_are_refused_between_processes() -> None:
     with pytest.raises(ConfigError, match='use "auto" or "shared_memory"'):
         build_weight_channel(WeightSyncConfig(transport="memory"), None)
+
+
+def test_what_is_computed_in_the_stores_own_memory_is_published_without_a_copy(
+    channel: WeightChannel,
+) -> None:
+    assert channel.room is not None
+    source = weights(1)
+    source.pop("norm")
+    shapes = {name: tensor.shape for name, tensor in source.items()}
+    places = set()
+    for version in (1, 2, 3):
+        masters = {name: tensor.float() * version for name, tensor in source.items()}
+        room = channel.room.take(shapes, torch.bfloat16)
+        published = copied_update(version, masters, room)
+        notice = asyncio.run(channel.store.write(published))
+        channel.store.release(version)
+        room["wide"][0, 0] = 77.0  # what was written is where readers read
+        places.add(notice.parts[0].place)
+        with channel.reader.open(notice) as found:
+            assert float(found.tensors["wide"][0, 0]) == 77.0
+            for name, tensor in masters.items():
+                same = found.tensors[name] == tensor.bfloat16()
+                assert int(same.sum()) >= same.numel() - 1
+    assert len(places) == 2
+
+
+def test_a_room_that_was_not_written_is_used_again_and_others_are_copied(
+    channel: WeightChannel,
+) -> None:
+    assert channel.room is not None
+    shapes = {name: tensor.shape for name, tensor in weights(1).items()}
+    first = channel.room.take(shapes, torch.bfloat16)
+    second = channel.room.take(shapes, torch.bfloat16)
+    assert first["wide"].data_ptr() == second["wide"].data_ptr()
+    notice = asyncio.run(channel.store.write(update(1)))
+    with channel.reader.open(notice) as found:
+        assert checksum(found.tensors.items()) == update(1).checksum
 
 
 class Receiver:

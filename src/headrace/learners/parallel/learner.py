@@ -27,7 +27,8 @@ from headrace.learners.parallel.weights import (
 from headrace.learners.state import SHARDED_DIRECTORY
 from headrace.models.checkpoint import write_companions
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.weights import weight_update
+from headrace.models.weights import copied_update, weight_update
+from headrace.roles import WeightRoom
 from headrace.scratch import ScratchFolder
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
@@ -46,9 +47,13 @@ class RankedLearner:
         device: torch.device,
         compute_dtype: torch.dtype = torch.float32,
         export_dtype: torch.dtype = torch.float32,
+        room: WeightRoom | None = None,
     ) -> None:
-        """Nothing is started yet. ``num_threads`` are those of all ranks together."""
-        self._source, self._export_dtype = source, export_dtype
+        """Nothing is started yet. ``room``: where published weights are put together.
+
+        ``num_threads`` are those of all ranks together.
+        """
+        self._source, self._export_dtype, self._room = source, export_dtype, room
         self._shapes = {
             name: tuple(shape) for name, shape in decoder_config.tensor_shapes().items()
         }
@@ -121,11 +126,17 @@ class RankedLearner:
     async def export(self) -> WeightUpdate:
         """Return the weights in the generators' dtype, a bucket of them at a time.
 
-        Valid until the next step.
+        Valid until the next step, and in a room until the next export.
         """
+        return await asyncio.to_thread(self._export)
+
+    def _export(self) -> WeightUpdate:
         whole = {name: Region.whole(shape) for name, shape in self._shapes.items()}
         tensors = self.weights(whole)
-        return await asyncio.to_thread(weight_update, self._version, tensors)
+        if self._room is None:
+            return weight_update(self._version, tensors)
+        targets = self._room.take(self._shapes, self._export_dtype)
+        return copied_update(self._version, tensors, targets)
 
     def weights(self, regions: Mapping[str, Region], max_bytes: int = MAX_BYTES) -> BucketedWeights:
         """Return these parts of the weights, whatever the ranks hold; valid until the next step."""
