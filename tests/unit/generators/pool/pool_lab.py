@@ -156,8 +156,10 @@ class FakeGenerator:
         for asked, entry in zip(requests, mine, strict=True):
             await self._fault(self.faults.get(asked.seed))
             going = asyncio.ensure_future(self.runs.wait())
-            await asyncio.wait({going, entry[1]}, return_when=asyncio.FIRST_COMPLETED)
-            going.cancel()
+            try:
+                await asyncio.wait({going, entry[1]}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                going.cancel()
             assert self.version is not None
             self.open.remove(entry)
             group = sampled(asked, self.version)
