@@ -61,9 +61,8 @@ class RolloutMonitor:
             self._writer.submit(lambda: self._write("step", record))
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
-        """Write the evaluation's groups, and what was to be written before them."""
+        """Have the evaluation's groups written. Waits and raises as `on_step` does."""
         self._writer.submit(lambda: self._write("eval", record))
-        self._writer.flush()
 
     def on_event(self, event: RunEvent) -> None:
         """Events hold no rollouts."""

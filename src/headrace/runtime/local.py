@@ -150,6 +150,7 @@ class LocalRun:
                 return await outlive(live, Beginning(checkpoint=last), store, config.faults)
             finally:
                 # Also after a failure: the report is where one looks first.
+                await asyncio.to_thread(kept.recording.settle)
                 await asyncio.to_thread(_write_report, self.output)
 
     def _open_directory(self, num_steps: int) -> tuple[CheckpointStore, StoredCheckpoint | None]:
