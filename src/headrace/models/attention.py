@@ -14,10 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 MAX_PADDING = 2.0
 """Cells of a padded run for each real token, at most."""
+
+MAX_HELD_KEYS = 256
+"""Up to so many keys, the weights of attention are held for the backward pass on a processor."""
 
 
 def alike_runs(lengths: Sequence[int]) -> list[slice]:
@@ -62,11 +66,65 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask | None
     folded = query.reshape(rows, length, kv_heads, repeats, width).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(rows, kv_heads, repeats * length, width)
     additive = None if mask is None else mask.additive(repeats, query.dtype)
-    mixed = functional.scaled_dot_product_attention(
-        folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=additive
-    )
+    mixed = _mixed(folded, key.transpose(1, 2), value.transpose(1, 2), additive)
     unfolded = mixed.view(rows, kv_heads, repeats, length, width).permute(0, 3, 1, 2, 4)
     return unfolded.reshape(rows, length, heads, width)
+
+
+def _mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Return [B, K, T, D] for ``query`` of that shape and ``key``, ``value`` [B, K, S, D]."""
+    is_short = query.device.type == "cpu" and key.shape[2] <= MAX_HELD_KEYS
+    if not is_short or mask is None:
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    if torch.is_autocast_enabled("cpu"):
+        # As it does for torch's own; it does not know this one.
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    mixed: Tensor = _HeldAttention.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+class _HeldAttention(torch.autograd.Function):
+    """Attention whose weights are held instead of computed again, for sequences that are short.
+
+    Torch's own makes blocks of hundreds of queries and keys, and on a processor its backward pass
+    in bf16 takes ten times what these five products of whole sequences take.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch gives the context no public type
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        queries, keys, values = (part.flatten(0, 1) for part in (query, key, value))
+        scale = query.shape[-1] ** -0.5
+        scores = torch.bmm(queries, keys.transpose(1, 2)).view(*query.shape[:3], key.shape[2])
+        # In fp32 from here to the weights, which are rounded once.
+        scores = scores.to(torch.promote_types(query.dtype, torch.float32))
+        weights = scores.mul_(scale).add_(mask).softmax(dim=-1).to(query.dtype).flatten(0, 1)
+        ctx.save_for_backward(queries, keys, values, weights)
+        ctx.scale, ctx.shape = scale, query.shape
+        return torch.bmm(weights, values).view(query.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # noqa: ANN401 - as above
+        queries, keys, values, weights = ctx.saved_tensors
+        rows, kv_heads = ctx.shape[:2]
+        of_mixed = gradient.flatten(0, 1)
+        of_weights = torch.bmm(of_mixed, values.transpose(1, 2))
+        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)  # noqa: SLF001 - autograd's own
+        of_scores.mul_(ctx.scale)
+        found = (
+            torch.bmm(of_scores, keys),
+            torch.bmm(of_scores.transpose(1, 2), queries),
+            torch.bmm(weights.transpose(1, 2), of_mixed),
+        )
+        of_query, of_key, of_value = (part.view(rows, kv_heads, *part.shape[1:]) for part in found)
+        return of_query, of_key, of_value, None
 
 
 def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.models.attention import (
+    MAX_HELD_KEYS,
     MAX_PADDING,
     AttentionMask,
     PackedCausal,
@@ -126,3 +129,59 @@ def test_what_is_visible_and_where_tokens_stand() -> None:
     assert visible(places, places, 2).sum(1).tolist() == [1, 2, 2, 2]
     assert positions_of([2, 3]).tolist() == [0, 1, 0, 1, 2]
     assert positions_of([]).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
+)
+@pytest.mark.parametrize("num_keys", [5, MAX_HELD_KEYS, MAX_HELD_KEYS + 1])
+def test_held_weights_give_torchs_attention_and_its_gradients(
+    dtype: torch.dtype, close: float, num_keys: int
+) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 7, 4, 8), *(torch.randn(2, num_keys, 2, 8) for _ in range(2))]
+    sees = torch.rand(2, 7, num_keys) < 0.5
+    sees[..., 0] = True
+    found, expected = (
+        gradients_of(tensors, functools.partial(function, sees=sees), dtype)
+        for function in (attended, attended_literally)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() <= close * other.abs().max()
+
+
+def gradients_of(
+    tensors: Sequence[Tensor], function: Callable[..., Tensor], dtype: torch.dtype
+) -> list[Tensor]:
+    """Return what ``function`` makes of ``tensors`` in ``dtype``, and the gradients of a sum."""
+    leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in tensors]
+    made = function(*leaves)
+    torch.sum(made * torch.linspace(-1, 1, made.numel(), dtype=dtype).view(made.shape)).backward()
+    return [
+        made.detach().double(),
+        *(leaf.grad.double() for leaf in leaves if leaf.grad is not None),
+    ]
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, sees: Tensor) -> Tensor:
+    return attend(query, key, value, AttentionMask(sees))
+
+
+def attended_literally(query: Tensor, key: Tensor, value: Tensor, sees: Tensor) -> Tensor:
+    """Head by head, in float64."""
+    repeats = query.shape[2] // key.shape[2]
+    heads = []
+    for head in range(query.shape[2]):
+        keys, values = (part[:, :, head // repeats].double() for part in (key, value))
+        scores = query[:, :, head].double() @ keys.transpose(1, 2) / query.shape[-1] ** 0.5
+        heads.append(scores.masked_fill(~sees, -torch.inf).softmax(dim=-1) @ values)
+    return torch.stack(heads, dim=2).to(query.dtype)
+
+
+def test_under_autocast_attention_of_few_keys_is_made_in_its_dtype() -> None:
+    query, key = torch.randn(1, 3, 2, 8), torch.randn(1, 3, 2, 8)
+    mask = AttentionMask(torch.ones(1, 3, 3, dtype=torch.bool).tril())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = attend(query, key, key, mask)
+    assert mixed.dtype == torch.bfloat16
+    assert (mixed - attend(query, key, key, mask)).abs().max() < 0.05
