@@ -1,5 +1,5 @@
-"""Processes that answer requests over their pipes: what they do first, and how they are asked."""
+"""Processes of this program's own: what they do first, how they are asked, how they end."""
 
-from headrace.child.inside import die_with_parent, take_channel
+from headrace.child.inside import adopt_orphans, die_with_parent, end_with, take_channel
 
-__all__ = ["die_with_parent", "take_channel"]
+__all__ = ["adopt_orphans", "die_with_parent", "end_with", "take_channel"]

@@ -13,6 +13,7 @@ import sys
 from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def take_channel() -> tuple[BinaryIO, BinaryIO]:
@@ -31,9 +32,26 @@ def die_with_parent(requests: BinaryIO) -> None:
     ``requests`` is the channel from the parent: one that ended before, while this process was still
     importing, has closed it, and this process ends here.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     channel = select.poll()
     channel.register(requests, 0)  # only its end is asked for, which is always told
     if channel.poll(0):
         os._exit(1)
+
+
+def end_with(parent: int) -> None:
+    """Do the same in a fork of ``parent``, which has no channel to it."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Ask for what Linux alone knows; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

@@ -30,6 +30,14 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint.")
     ] = False,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Start again and resume up to N times in a row when the run's process is killed.",
+        ),
+    ] = 0,
 ) -> None:
     """Train to the end and write the report.
 
@@ -38,9 +46,18 @@ def train(
     """
     from headrace.config import check_config
     from headrace.recipes import find_recipe
+
+    checked = check_config(find_recipe(recipe), overrides or ())
+    if restarts:
+        from headrace.runtime.restarts import begin
+
+        # Chosen before the fork: whoever resumes has to find it.
+        output = output or _default_directory(checked.config.name, resume=resume)
+        resume = begin(output, restarts=restarts, resume=resume)
+
     from headrace.runtime.preflight import preflight
 
-    found = preflight(check_config(find_recipe(recipe), overrides or ()))
+    found = preflight(checked)
     for note in found.notes:
         sys.stderr.write(f"note: {note}\n")
     prepared = found.require()
