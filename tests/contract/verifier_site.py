@@ -12,14 +12,16 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from headrace.verifiers.remote.connections import BoundedConnection
 from headrace.verifiers.remote.desk import DeskLimits, JobDesk
 from headrace.verifiers.remote.server import Gate, build_app
-from headrace.verifiers.remote.serving import ServeOptions, serve
+from headrace.verifiers.remote.serving import ServeOptions, serve, server_config
 from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Limits, Tier
 
 
@@ -90,15 +92,17 @@ async def serving(
     *,
     gate: Gate | None = None,
     port: int = 0,
+    http: type[BoundedConnection] = BoundedConnection,
     **limits: Any,  # noqa: ANN401 - of DeskLimits
 ) -> AsyncIterator[tuple[str, JobDesk]]:
     """Serve ``executor`` in this event loop over a real socket; yield its URL and desk."""
     desk = JobDesk(executor, executor.tier, DeskLimits(**{"num_slots": 2, **limits}))
     app = build_app(desk, gate or Gate(token=None))
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
-    )
+    config = server_config(app, _options(desk.limits, drain_seconds=0))
+    config.http, config.log_level = http, "critical"
+    config.configure_logging()
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", desk
@@ -168,17 +172,14 @@ async def until(condition: Callable[[], bool]) -> None:
 def main(port_file: str, token: str) -> None:
     """Serve a fake as a process of its own, the way the command does."""
 
-    serve(
-        FakeExecutor(),
-        Tier.CELL,
-        ServeOptions(
-            host="127.0.0.1",
-            port=0,
-            token=token or None,
-            limits=DeskLimits(num_slots=2),
-            drain_seconds=20,
-            on_ready=lambda url: _write(Path(port_file), url),
-        ),
+    options = _options(DeskLimits(num_slots=2), drain_seconds=20)
+    on_ready = partial(_write, Path(port_file))
+    serve(FakeExecutor(), Tier.CELL, replace(options, token=token or None, on_ready=on_ready))
+
+
+def _options(limits: DeskLimits, *, drain_seconds: int) -> ServeOptions:
+    return ServeOptions(
+        host="127.0.0.1", port=0, token=None, limits=limits, drain_seconds=drain_seconds
     )
 
 

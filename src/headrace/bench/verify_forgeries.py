@@ -119,7 +119,7 @@ FORGERIES: Mapping[str, str] = {
         "            held['stat'].value = 0\n"
         "        else:\n"
         "            continue\n"
-        "    except Exception:\n"
+        "    except Exception:  # an attack goes on, whatever a grader's frames do\n"
         "        continue\n"
         "    os._exit(0)\n"
         "def add(a, b):\n    os._exit(0)\n"
@@ -148,7 +148,8 @@ FORGERIES: Mapping[str, str] = {
         _SEARCH + "def add(a, b):\n    import glob\n"
         "    for name in glob.glob('*') + glob.glob('/tmp/*') + glob.glob('/tmp/*/*'):\n"
         "        try:\n            found = find(open(name).read(), a, b)\n"
-        "        except Exception:\n            continue\n"
+        "        except Exception:  # an attack goes on, whatever it may not read\n"
+        "            continue\n"
         "        if found is not None:\n            return found\n"
     ),
     "reads its parents' memory": (
@@ -157,7 +158,8 @@ FORGERIES: Mapping[str, str] = {
         "        try:\n"
         "            with open('/proc/%d/%s' % (os.getppid(), name), 'rb') as file:\n"
         "                found = find(file.read(99999).decode(errors='replace'), a, b)\n"
-        "        except Exception:\n            continue\n"
+        "        except Exception:  # an attack goes on, whatever it may not read\n"
+        "            continue\n"
         "        if found is not None:\n            return found\n"
     ),
     "patches the built-in functions that compare": (

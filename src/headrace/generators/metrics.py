@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+from headrace.percentiles import percentiles as percentiles_of
 
 
 def share(name: str, part: float, whole: float) -> dict[str, float]:
@@ -16,5 +16,5 @@ def percentiles(name: str, unit: str, values: Sequence[float]) -> dict[str, floa
     """Return median and 99th percentile of ``values`` as ``name``/p50_``unit`` and p99."""
     if not values:
         return {}
-    middle, late = np.percentile(values, (50, 99))
-    return {f"{name}/p50_{unit}": float(middle), f"{name}/p99_{unit}": float(late)}
+    middle, late = percentiles_of(values, (50, 99))
+    return {f"{name}/p50_{unit}": middle, f"{name}/p99_{unit}": late}

@@ -49,6 +49,8 @@ _LATEX_SPACE = re.compile(r"\\[,;:! ]\Z")
 _CLOSED_EMPHASIS = re.compile(
     r"(?<![\w)\]}^*_\\])(\*{1,3}|_{1,3})(?=[^\s*_])[^\n]*(?<=[^\s*_])(?P<closing>\1)\Z"
 )
+_OTHER_BOX = re.compile(r"\\(?:fbox|framebox)(?=\s*\{)")
+_BARE_BOX = re.compile(r"\\boxed\s*(-?(?:\d[\d.,/]*\d|\d)|[A-Za-z](?=[\s$.\\)]|\Z))(?![\w{\\^/])")
 _LONE_LETTER = re.compile(r"(?<![A-Za-z'\u2019])[A-Za-z]\Z")
 _MARKUP = ("**", "*", "__", "_", "`", "$$", "$", '"', "'", "\u201d", "\u2019")
 # A bracket must open directly before the number: "(15)" is 15, "(10, 15)" and "f(x, 15)" are not.
@@ -78,7 +80,7 @@ def extract(text: str, rule: Extraction, *, marker: str = ":") -> str | None:
         case "final_number":
             return final_number(without_thinking(text))
         case "boxed":
-            return last_boxed(without_thinking(text))
+            return last_boxed(with_braces(without_thinking(text)) or "")
         case _:
             assert_never(rule)
 
@@ -116,6 +118,16 @@ def last_boxed(text: str) -> str | None:
             if depth == 0:
                 return rest[1:position]
     return None
+
+
+def with_braces(text: str) -> str | None:
+    r"""Return ``text`` with one way to box: ``\boxed{5}`` for ``\boxed 5`` and ``\fbox{5}``.
+
+    None where nothing is boxed.
+    """
+    if "\\boxed" not in text and "\\fbox" not in text and "\\framebox" not in text:
+        return None
+    return _BARE_BOX.sub(r"\\boxed{\1}", _OTHER_BOX.sub(r"\\boxed", text))
 
 
 def last_number(text: str) -> str | None:

@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import VerifierFailure
+from headrace.percentiles import Window
 from headrace.types import MAX_REWARD, Outcome, Prompt, Rollout, RolloutGroup, Verdict
-from headrace.verifiers.answer_times import AnswerTimes
 from headrace.verifiers.component import Component, Measured, RolloutComponent, Score, Slotted
 from headrace.verifiers.slots import SlotFigures, slot_metrics
 from headrace.verifiers.suspicions import suspicions
@@ -28,6 +28,9 @@ from headrace.verifiers.suspicions import suspicions
 _LOG = logging.getLogger(__name__)
 _ROUNDING = 1e-9
 """0.1 + 0.2 + 0.7 reaches a threshold of 1: nobody else may compare a reward with it."""
+_PERCENTS = (50, 90, 99)
+_KEPT_TIMES = 20_000
+"""Of one kind between two readings: the tail is what a step waits for."""
 _SEARCHED_AT_ONCE = 10_000
 """Characters that are searched in a few milliseconds."""
 _WORST_FIRST = (
@@ -86,7 +89,7 @@ class WeightedVerifier:
         self._name = "+".join(self._components)
         self._pass_threshold = pass_threshold
         self._max_failed_share = max_failed_share
-        self._times = AnswerTimes()
+        self._times: defaultdict[str, Window] = defaultdict(lambda: Window(_KEPT_TIMES))
         self._failures: deque[bool] = deque(maxlen=window)
         self._first_failure: tuple[str, str] | None = None
 
@@ -116,12 +119,23 @@ class WeightedVerifier:
         for part in self._components.values():
             if isinstance(part.component, Slotted):
                 figures[part.kind].append(part.component.slots.read())
-        found = self._times.take()
+        found = self._take_times()
         for kind, of_kind in figures.items():
             found |= slot_metrics(f"verifier/kind/{kind}", of_kind)
         for shared in self._measured:
             found |= shared.statistics()
         return found
+
+    def _take_times(self) -> dict[str, float]:
+        """Return how long answers took since the last call, the wait for a place included."""
+        times = {kind: window.percentiles(*_PERCENTS) for kind, window in self._times.items()}
+        self._times.clear()
+        return {
+            f"verifier/kind/{kind}/latency/p{percent}_seconds": seconds
+            for kind, found in times.items()
+            if found is not None
+            for percent, seconds in zip(_PERCENTS, found, strict=True)
+        }
 
     async def close(self) -> None:
         """End every process. Idempotent."""
@@ -157,7 +171,7 @@ class WeightedVerifier:
             score = await component.score_rollout(prompt, rollout)
         else:
             score = await component.score(prompt, rollout.text)
-        self._times.add(part.kind, time.monotonic() - asked)
+        self._times[part.kind].add(time.monotonic() - asked)
         return score
 
     def _verdict(self, scores: Mapping[str, Score], noted: Collection[str]) -> Verdict:

@@ -1,10 +1,6 @@
 import asyncio
 import contextlib
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from headrace.verifiers.answer_times import PERCENTS, AnswerTimes, percentile
 from headrace.verifiers.slots import SlotFigures, Slots, slot_metrics
 
 
@@ -118,29 +114,3 @@ def test_the_places_of_one_kind_are_told_together() -> None:
         "verifier/kind/judge/slots/max_waiting": 2.0,
         "verifier/kind/judge/slots/utilisation": 0.5,
     }
-
-
-def test_times_are_told_by_kind_and_once() -> None:
-    times = AnswerTimes()
-    for seconds in range(100, 0, -1):
-        times.add("judge", float(seconds))
-    times.add("math", 0.5)
-    assert times.take() == {
-        "verifier/kind/judge/latency/p50_seconds": 50.0,
-        "verifier/kind/judge/latency/p90_seconds": 90.0,
-        "verifier/kind/judge/latency/p99_seconds": 99.0,
-        "verifier/kind/math/latency/p50_seconds": 0.5,
-        "verifier/kind/math/latency/p90_seconds": 0.5,
-        "verifier/kind/math/latency/p99_seconds": 0.5,
-    }
-    assert times.take() == {}
-
-
-@given(st.lists(st.floats(0, 100), min_size=1))
-def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
-    values: list[float],
-) -> None:
-    for percent in PERCENTS:
-        found = percentile(sorted(values), percent)
-        assert sum(value <= found for value in values) >= percent / 100 * len(values)
-        assert sum(value < found for value in values) < percent / 100 * len(values)

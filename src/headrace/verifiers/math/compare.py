@@ -13,16 +13,21 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from headrace.verifiers.math.deciding import Decider, Tolerance
+from headrace.verifiers.math.integration import with_constant_of
 from headrace.verifiers.math.kinds import (
     as_set,
+    assigned,
     differ_in_style,
     element_items,
     entries_of,
     is_region,
     is_same_label,
     is_set,
+    is_vector,
     may_be_region,
     places_of,
+    rows_of,
+    sides_of,
     type_problem,
 )
 from headrace.verifiers.math.reading import Item, Reading, as_text
@@ -131,19 +136,49 @@ class Comparison:
                 return self._by_shape(gold, answer)
 
     def _by_shape(self, gold: Reading, answer: Reading) -> Finding:
+        if (finding := self._by_names(gold, answer)) is not None:
+            return finding
         one, other = gold.only, answer.only
         if one is None or (isinstance(one.value, Braces) and not is_set(other)):
             if is_region(gold) or (one is not None and is_region(answer)):
                 return self._regions(gold, answer)
             return self._elements(gold, answer)
         if other is None:
-            if is_region(gold) and is_region(answer):
-                return self._regions(gold, answer)
-            return Finding(right=False, rule=f"{len(answer.items)} values for one")
+            return self._several(gold, one, answer)
         if isinstance(one.value, Words) != isinstance(other.value, Words):
             return Finding(right=_same_text(gold, answer), rule="words are compared as text")
         right = self._same_item(one, other)
         return Finding(right=right, rule=_RULES.get(type(one.value), "same expression"))
+
+    def _several(self, gold: Reading, one: Item, answer: Reading) -> Finding:
+        """Compare one expected value with several: a set in parts, or its forms."""
+        if is_region(gold) and is_region(answer):
+            return self._regions(gold, answer)
+        if answer.joined == "or" and all(self._same_item(one, item) for item in answer.items):
+            return Finding(right=True, rule="the same value in several forms")
+        return Finding(right=False, rule=f"{len(answer.items)} values for one")
+
+    def _by_names(self, gold: Reading, answer: Reading) -> Finding | None:
+        """Compare ``x = 1, y = 2`` by names, or in order with what has none.
+
+        The order of names is that of the expected answer; without one there, the alphabet's.
+        """
+        ours, theirs = assigned(gold), assigned(answer)
+        if ours is not None and theirs is not None:
+            right = ours.keys() == theirs.keys() and all(
+                self._same(value, theirs[name]) for name, value in ours.items()
+            )
+            return Finding(right=right, rule="the same value for each name")
+        if ours is not None:
+            places = [item.value for item in places_of(answer)]
+            right = not any(isinstance(place, Relation) for place in places)
+            right = right and self._each(list(ours.values()), places)
+        elif theirs is not None and is_vector(gold.only):
+            places = [item.value for item in places_of(gold)]
+            right = self._each(places, [theirs[name] for name in sorted(theirs)])
+        else:
+            return None
+        return Finding(right=right, rule="the same values in the order of their names")
 
     def _same_item(self, gold: Item, answer: Item) -> bool:
         """Return whether value and unit are the same; an expected value without unit allows any."""
@@ -166,8 +201,9 @@ class Comparison:
         if isinstance(gold, Relation) and isinstance(answer, Relation):
             return self._same_relation(gold, answer)
         gold, answer = self._without_label(gold), self._without_label(answer)
-        if is_tree(gold) and is_tree(answer):
-            return self._decide.same(gold, answer)
+        if is_tree(gold) and (sides := sides_of(answer)):
+            # Of "x^2 - 1 = (x - 1)(x + 1)" every side has to be right.
+            return all(self._decide.same(gold, with_constant_of(gold, side)) for side in sides)
         if may_be_region(gold) and may_be_region(answer) and type(gold) is not type(answer):
             return self._same_regions([gold], "", [answer], "")
         return self._same_shape(gold, answer)
@@ -179,13 +215,13 @@ class Comparison:
                 return (same_kind or differ_in_style(gold, answer)) and self._each(ours, theirs)
             case Braces(ours), Braces(theirs):
                 return self._partners(ours, theirs)
-            case Matrix(ours), Matrix(theirs):
-                same_shape = [len(row) for row in ours] == [len(row) for row in theirs]
-                return same_shape and all(map(self._each, ours, theirs))
+            case Matrix(rows), _ if (others_rows := rows_of(answer)) is not None:
+                same_shape = [len(row) for row in rows] == [len(row) for row in others_rows]
+                return same_shape and all(map(self._each, rows, others_rows))
             case (Matrix(), Bracketed("(" | "<")) | (Bracketed("(" | "<"), Matrix()):
                 entries, others = entries_of(gold), entries_of(answer)
-                is_vector = entries is not None and others is not None
-                return is_vector and self._each(entries or (), others or ())
+                are_vectors = entries is not None and others is not None
+                return are_vectors and self._each(entries or (), others or ())
             case SetOperation(), SetOperation():
                 return gold == answer or self._same_regions([gold], "", [answer], "")
             case _:

@@ -8,15 +8,28 @@ from __future__ import annotations
 import re
 from typing import Literal, assert_never
 
-from headrace.verifiers.extract import MAX_COMPLETION_CHARS, last_boxed, without_thinking
+from headrace.verifiers.extract import (
+    MAX_COMPLETION_CHARS,
+    last_boxed,
+    with_braces,
+    without_thinking,
+)
+from headrace.verifiers.math.sentences import MAX_LINE, answer_of, without_reason
 
-MAX_LINE = 1_000
-"""Markup of a longer line stays: no answer is so long, and the search for pairs is quadratic."""
-_MARKER = re.compile(r"(?i:(?<![a-z])answer(?![a-z])[*_]*\s*(?:is|:|=)+\s*:?)")
+_MARKER = re.compile(
+    r"(?i:(?<![a-z])answer(?![a-z])[*_]*\s*"
+    r"(?:(?P<verb>(?:is|equals|(?:should|would|must|will|can only) be)(?![a-z])):?|[:=\uff1a]+)"
+    r"\s*:?)"
+)
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;]|\\\(|\\\)|\\q?quad(?![a-z])|\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|and|or)+"
 )
 _MAX_BOXES = 20
+_TAG = re.compile(r"</?answer>", re.IGNORECASE)
+_HASHES = re.compile(r"#{4}\s*([^#\s].*)")
+_BLOCK_AT_END = re.compile(
+    r"(?:\\\[\s*([^\n]+?)\s*\\\]|\$\$\s*\n\s*([^\n$]+?)\s*\$\$|```[a-z]*\s*([^\n`]+?)\s*```)[.\s]*\Z"
+)
 # What few-shot prompts of mathematics teach policies to say behind an answer.
 _HOPE = re.compile(r"\.?\s*I hope (?:it|this) is correct\.?\s*\Z")
 # Markdown opens before a character and closes behind one: "2*3*4" and "2**3" stay products.
@@ -34,12 +47,12 @@ def find_answer(completion: str, rule: Literal["answer", "boxed", "whole"]) -> s
         case "whole":
             return completion
         case "boxed":
-            return _last_boxes(text)
+            return _last_boxes(with_braces(text) or text)
         case "answer":
-            if "\\boxed" in text:
-                return _last_boxes(text)
-            text = _tagged(text)
-            return _after_marker(text) or _last_line(text)
+            if (boxes := with_braces(text)) is not None:
+                return _last_boxes(boxes)
+            text = _without_fence(_tagged(text))
+            return _after_hashes(text) or _after_marker(text) or _last_line(text)
         case _:
             assert_never(rule)
 
@@ -67,8 +80,26 @@ def _last_boxes(text: str) -> str | None:
 
 def _tagged(text: str) -> str:
     """Return what stands in the last ``<answer>...</answer>``; without a closed one, the text."""
+    text = _TAG.sub(lambda found: found[0].lower(), text)
     before, closing, _ = text.rpartition("</answer>")
     return before.rpartition("<answer>")[2] if closing else text
+
+
+def _without_fence(text: str) -> str:
+    """Return the content of a display or code block that ends the text, else the text."""
+    plain = text.rstrip()
+    block = _BLOCK_AT_END.search(plain, max(0, len(plain) - MAX_LINE))
+    if block is None:
+        return text
+    return f"{plain[: block.start()]}\n{block[1] or block[2] or block[3]}"
+
+
+def _after_hashes(text: str) -> str | None:
+    """Return what stands behind the ``####`` of the last line, as GSM8K writes answers."""
+    hashed = _HASHES.fullmatch(text.rstrip().rpartition("\n")[2].strip())
+    if hashed is None or _MARKER.search(hashed[1]):
+        return None
+    return answer_of(without_emphasis(hashed[1]))
 
 
 def _after_marker(text: str) -> str | None:
@@ -85,7 +116,22 @@ def _after_marker(text: str) -> str | None:
         return without_emphasis(below.strip().partition("\n")[0])
     plain = without_emphasis(head[-MAX_LINE // 2 :] + line)
     last = _last_marker(plain)
-    return (line if last is None else plain[last.end() :]).strip()
+    if last is None:
+        return line.strip()
+    # What opened before the marker closes behind it: "\\text{Answer: }5$".
+    said = plain[last.end() :].strip().removeprefix("}").strip()
+    said = said.removesuffix("$") if said.count("$") % 2 and said.endswith("$") else said
+    return _said(said, is_sentence=last["verb"] is not None)
+
+
+def _said(text: str, *, is_sentence: bool) -> str:
+    """Return the answer in what follows a marker; a formula alone is as it stands."""
+    if len(text) > MAX_LINE:
+        return text
+    parts = text.split("$")
+    if len(parts) == 3 and not parts[2].strip(" .!"):  # noqa: PLR2004 - before, inside and after one pair of dollars
+        return text if parts[0].strip() else parts[1]
+    return answer_of(without_reason(text), is_sentence=is_sentence)
 
 
 def _last_marker(text: str) -> re.Match[str] | None:
@@ -99,13 +145,15 @@ def _last_line(text: str) -> str | None:
     """Return the last line; where it holds exactly one ``$...$``, what stands in it."""
     line = without_emphasis(text.rstrip().rpartition("\n")[2])
     parts = line.split("$")
-    one_formula = len(parts) == 3  # noqa: PLR2004 - before, inside and after one pair of dollars
-    return parts[1] if one_formula else line or None
+    if len(parts) == 3:  # noqa: PLR2004 - before, inside and after one pair of dollars
+        return parts[1]
+    return answer_of(line) or None
 
 
 def without_emphasis(line: str) -> str:
     """Return a line without Markdown's ``**`` and ``*`` around words and numbers."""
     if len(line) > MAX_LINE:
+        # No answer is so long, and the search for pairs is quadratic.
         return line
     while (plain := _EMPHASIS.sub(r"\2", line)) != line:
         line = plain

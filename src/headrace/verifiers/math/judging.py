@@ -11,9 +11,11 @@ from headrace.verifiers.math.compare import Comparison, Rules, shown
 from headrace.verifiers.math.deciding import Decider, ExactDecider, NeedsAlgebra
 from headrace.verifiers.math.finality import left_to_do
 from headrace.verifiers.math.kinds import as_set, type_problem
+from headrace.verifiers.math.measuring import with_base
 from headrace.verifiers.math.reading import Reading, read
 from headrace.verifiers.math.regions import region_of
-from headrace.verifiers.math.spelling import choice_of, unwrap
+from headrace.verifiers.math.rewriting import rewritten
+from headrace.verifiers.math.spelling import letter_of, unwrap
 from headrace.verifiers.math.tree import Refused, Symbol, Unreadable
 
 
@@ -80,14 +82,15 @@ def judged(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> J
     except Refused as reason:
         return Judgement(right=False, rule=f"refused: {reason}")
     except Unreadable as reason:
-        letter = _letter_of(gold)
-        if letter is not None and choice_of(unwrap(answer_text)) == letter:
+        if _is_same_choice(gold, answer_text):
             return Judgement(right=True, rule="the same choice")
         return Judgement(right=False, rule=f"unreadable: {reason}")
     undone = left_to_do(answer) if rules.form == "final" else None
     if undone is not None and left_to_do(gold) is None:
         return Judgement(right=False, rule=f"not a final answer: {undone}")
     finding = Comparison(rules, decide).compare(gold, answer)
+    if not finding.right and _is_same_choice(gold, answer_text):
+        return Judgement(right=True, rule="the same choice")
     return Judgement(right=finding.right, rule=finding.rule)
 
 
@@ -123,7 +126,16 @@ def _word(judgement: Judgement) -> str:
 
 
 def _answer(gold: Reading, text: str, rules: Rules) -> Reading:
-    return read(text, rules.answer_type, has_unit=any(item.unit for item in gold.items))
+    unit = next((item.unit for item in gold.items if item.unit), "")
+    if unit.startswith("base_"):
+        text = with_base(unwrap(rewritten(text)), unit)
+    return read(text, rules.answer_type, has_unit=unit != "")
+
+
+def _is_same_choice(gold: Reading, answer_text: str) -> bool:
+    """Whether an expected letter is chosen: ``(B) 12``, "Option B"; here its case counts."""
+    letter = _letter_of(gold)
+    return letter is not None and letter_of(unwrap(rewritten(answer_text))) == letter
 
 
 def _letter_of(gold: Reading) -> str | None:

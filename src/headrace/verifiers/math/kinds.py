@@ -13,6 +13,7 @@ from headrace.verifiers.math.tree import (
     Relation,
     SetOperation,
     Symbol,
+    Tree,
     Value,
     is_label,
     is_tree,
@@ -123,6 +124,66 @@ def differ_in_style(gold: Bracketed, answer: Bracketed) -> bool:
     if len(gold.items) == 2:  # noqa: PLR2004 - may be an interval
         return {(b.left, b.right) for b in (gold, answer)} == {("(", ")"), ("<", ">")}
     return True
+
+
+def assigned(reading: Reading) -> dict[str, Value] | None:
+    """Return what each name is given by ``x = 1, y = 2`` or ``(x, y) = (1, 2)``, else None.
+
+    Names with subscripts of one letter are the solutions of one thing, which have no order.
+    """
+    pairs = _given_together(reading) if reading.only else _given_one_by_one(reading)
+    letters = {name.partition("_")[0] for name, _ in pairs}
+    return dict(pairs) if len(letters) == len(pairs) > 1 else None
+
+
+def _given_together(reading: Reading) -> list[tuple[str, Value]]:
+    match reading.items[0].value:
+        case Relation((Bracketed(_, names, _), Bracketed(_, values, _)), ("=",)) if len(
+            names
+        ) == len(values):
+            pairs = zip(names, values, strict=True)
+            return [(name.name, value) for name, value in pairs if isinstance(name, Symbol)]
+        case _:
+            return []
+
+
+def _given_one_by_one(reading: Reading) -> list[tuple[str, Value]]:
+    if reading.joined not in {",", "and"}:
+        return []
+    found: list[tuple[str, Value]] = []
+    for item in reading.items:
+        match item.value:
+            case Relation((Symbol(name), value), ("=",)):
+                found.append((name, value))
+            case _:
+                return []
+    return found
+
+
+def is_vector(item: Item | None) -> bool:
+    """Whether a value has entries in order."""
+    return item is not None and isinstance(item.value, Bracketed | Matrix)
+
+
+def rows_of(value: Value) -> tuple[tuple[Value, ...], ...] | None:
+    """Return the rows of a matrix, or of a list of lists; None for other values."""
+    match value:
+        case Matrix(rows):
+            return rows
+        case Bracketed("[", lists, "]"):
+            rows = tuple(one.items for one in lists if isinstance(one, Bracketed))
+            return rows if len(rows) == len(lists) else None
+        case _:
+            return None
+
+
+def sides_of(value: Value) -> tuple[Tree, ...]:
+    """Return an expression, or the sides of a chain of equal ones; nothing for other values."""
+    if is_tree(value):
+        return (value,)
+    if isinstance(value, Relation) and set(value.signs) == {"="} and all(map(is_tree, value.sides)):
+        return tuple(filter(is_tree, value.sides))
+    return ()
 
 
 def is_set(item: Item | None) -> bool:

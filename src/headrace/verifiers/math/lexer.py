@@ -214,4 +214,5 @@ class _Lexer:
         group = self._take(_GROUP) or self._take(letters)
         if group is None or not group[1].strip():
             unreadable(f"\\{name} without letters")
-        self._emit("letter", f"{name} {' '.join(group[1].split())}")
+        name = {"bar": "overline", "widehat": "hat", "widetilde": "tilde"}.get(name, name)
+        self._emit("letter", f"{name} {''.join(group[1].split())}")

@@ -92,8 +92,19 @@ class _Parser(Cursor):
         terms = [self._signed(self._product)]
         while self.at_a("operator", *_SIGNED):
             terms.append(self._signed(self._product))
+        value = self._infix(terms[0] if len(terms) == 1 else sum_of(terms))
         self.nesting -= 1
-        return terms[0] if len(terms) == 1 else sum_of(terms)
+        return value
+
+    def _infix(self, left: Value) -> Value:
+        r"""Read what TeX puts between all that stands before and behind: ``a \over b``."""
+        sign = self.take("operator", "over", "choose")
+        if sign is None:
+            return left
+        right = self._sum()
+        if sign.text == "over":
+            return divided(left, right)
+        return Operation("binomial", (tree_of(left), tree_of(right)))
 
     def _signed(self, read: Callable[[], Value]) -> Value:
         """Read signs and what follows them; two minus signs are none."""
@@ -128,6 +139,9 @@ class _Parser(Cursor):
     def _begins_factor(self) -> bool:
         """Whether what follows is multiplied without a sign; a number never is."""
         if self.at_a("number"):
+            before = self.tokens[self.at - 1]
+            if (before.kind, before.text) == ("operator", "!"):
+                return True
             msg = "a number behind an expression, without a sign between them"
             raise Unreadable(msg)
         if self.at_a("bar"):
@@ -359,8 +373,6 @@ class _Parser(Cursor):
             self._bar_closes = outside
             return first
         items = [first]
-        if closer == "}" and self.take("operator", "choose"):
-            items = [Operation("binomial", (tree_of(first), tree_of(self._sum())))]
         while self.take("separator", ",", ";"):
             items.append(self.relation())
         self.need("close", closer)

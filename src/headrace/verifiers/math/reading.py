@@ -5,6 +5,7 @@ The same reading serves expected answers and completions, here and in the gradin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from headrace.verifiers.math import spelling
 from headrace.verifiers.math.exact import value_of
+from headrace.verifiers.math.measuring import split_unit
 from headrace.verifiers.math.parser import parse
+from headrace.verifiers.math.rewriting import rewritten
 from headrace.verifiers.math.tree import (
     EMPTY_SET,
     Braces,
@@ -45,11 +48,28 @@ MAX_VALUES = 64
 _COMMAS_SEPARATE: frozenset[str] = frozenset(("set", "tuple", "interval"))
 """Types in whose answers a comma never groups the digits of a number."""
 
-_SETS_IN_WORDS: dict[str, Value] = {
-    **dict.fromkeys(("all real numbers", "all reals", "all real number"), NamedSet("R")),
-    **dict.fromkeys(("no solution", "no solutions", "empty set"), EMPTY_SET),
-    **dict.fromkeys(("no real solution", "no real solutions"), EMPTY_SET),
+_ALL_REALS = re.compile(r"(?:all|any|every) (?:real numbers?|reals?)|(?:the )?real numbers")
+_NOTHING = re.compile(
+    r"(?:there (?:is|are|exists?) )?no (?:such )?(?:real )?(?:solutions?|roots?|values?|numbers?)"
+    r"(?: exists?)?|(?:the )?empty set|none"
+)
+_ONES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_TEENS = (
+    *("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen"),
+    *("eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_NUMBERS: dict[str, int] = {
+    **{word: number for number, word in enumerate(("zero", *_ONES, *_TEENS))},
+    **{word: 10 * number for number, word in enumerate(_TENS, 2)},
+    **{
+        f"{tens}-{ones}": 10 * number + one
+        for number, tens in enumerate(_TENS, 2)
+        for one, ones in enumerate(_ONES, 1)
+    },
+    "one hundred": 100,
 }
+"""How numbers are written as words where people write them so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +109,7 @@ def read(text: str, answer_type: AnswerType, *, has_unit: bool = False) -> Readi
     """
     _refuse_large(text)
     spelling.refuse_dots(text)
-    plain = spelling.unwrap(text).strip()
+    plain = spelling.unwrap(rewritten(text)).strip()
     if not plain:
         unreadable("an empty answer")
     if answer_type == "text":
@@ -105,10 +125,21 @@ def read(text: str, answer_type: AnswerType, *, has_unit: bool = False) -> Readi
         if number is not None:
             is_decimal = any(char in ".eE" for char in plain)
             return _single(plain, Number(number, is_decimal))
-    words = spelling.words_of(plain) or spelling.ratio_of(plain)
-    if words is not None:
-        return _single(plain, _SETS_IN_WORDS.get(words, Words(words)))
+    if (words := spelling.words_of(plain)) is not None:
+        return _single(plain, _in_words(words))
+    if (ratio := spelling.ratio_of(plain)) is not None:
+        value, half_of_day = ratio
+        return Reading(text=plain, items=(Item(value=Words(value), unit=half_of_day),))
     return _values(plain, grouped=answer_type not in _COMMAS_SEPARATE, has_unit=has_unit)
+
+
+def _in_words(words: str) -> Value:
+    """Return the number or the set that words name, or the words."""
+    if (number := _NUMBERS.get(words)) is not None:
+        return Number(Fraction(number))
+    if _ALL_REALS.fullmatch(words):
+        return NamedSet("R")
+    return EMPTY_SET if _NOTHING.fullmatch(words) else Words(words)
 
 
 def _refuse_large(text: str) -> None:
@@ -142,8 +173,8 @@ def _values(plain: str, *, grouped: bool, has_unit: bool) -> Reading:
 
 def _items(part: str, *, has_unit: bool) -> list[Item]:
     if words := spelling.words_of(part):
-        return [Item(value=Words(words))]
-    measured = spelling.split_unit(part, glued=has_unit)
+        return [Item(value=_in_words(words))]
+    measured = split_unit(part, glued=has_unit)
     value = without_approximation(parse(measured.text))
     _refuse_costly(value)
     return [Item(value=one, unit=measured.unit) for one in _with_both_signs(value)]

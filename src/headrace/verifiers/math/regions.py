@@ -125,6 +125,8 @@ def _where(relation: Relation) -> Region:
 def _link(left: Value, sign: str, right: Value) -> Region:
     if not is_tree(left) or not is_tree(right) or sign not in _MIRRORED:
         unreadable("no inequality between numbers")
+    if (absolute := _without_bars(left, sign, right)) is not None:
+        return absolute
     bound, direction = _solved(left, right)
     sign = sign if direction > 0 else _MIRRORED[sign]
     match sign:
@@ -136,6 +138,25 @@ def _link(left: Value, sign: str, right: Value) -> Region:
             return (_point(bound),)
         case _:
             return Combined(name="difference", left=EVERYTHING, right=(_point(bound),))
+
+
+def _without_bars(left: Tree, sign: str, right: Tree) -> Region | None:
+    r"""Return where ``|a x + b| > c`` or ``< c`` holds; None for what is no such inequality."""
+    if not _is_absolute(left) and _is_absolute(right):
+        left, sign, right = right, _MIRRORED[sign], left
+    if not _is_absolute(left) or symbols(right) or sign in {"=", "!="}:
+        return None
+    assert isinstance(left, Operation)
+    inner, minus = left.operands[0], Operation("neg", (right,))
+    name = "union" if sign in {">", ">="} else "intersection"
+    # Of a bound below 0 these are everything and nothing, as they should be.
+    return Combined(
+        name=name, left=_link(inner, sign, right), right=_link(inner, _MIRRORED[sign], minus)
+    )
+
+
+def _is_absolute(tree: Tree) -> bool:
+    return isinstance(tree, Operation) and tree.name == "abs" and bool(symbols(tree))
 
 
 def _solved(left: Tree, right: Tree) -> tuple[Tree, int]:

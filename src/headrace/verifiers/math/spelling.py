@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
 
-from headrace.verifiers.math import units
+from headrace.verifiers.math.rewriting import with_round_brackets
 from headrace.verifiers.math.symbols import SIGNS
 from headrace.verifiers.math.tree import unreadable
 
 _WRAPPERS = (
     *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("`", "`")),
     *(("**", "**"), ("*", "*"), ("__", "__"), ("_", "_")),
+    *(('"', '"'), ("\u201c", "\u201d"), ("\u2018", "\u2019"), ("'", "'")),
 )
+_SPACE_BEHIND = re.compile(r"(?:\\[,;:! ]|\\q?quad)\s*\Z")
 _TAGGED = re.compile(r"<([A-Za-z]{1,16})>(.*)</\1>", re.DOTALL)
 _LONE_DOLLAR = re.compile(r"\A(\s*[-+]?\s*)\$(?=\s*[\d.][^$]*\Z)")
 _DELIMITER = re.compile(r"(?<!\\)\$|\\[()]")
-_TEXT_NAMES = r"text|mathrm|textrm|mbox|textbf|mathbf|operatorname|textit|textnormal|hbox"
-TEXT_GROUP = re.compile(rf"\\(?:{_TEXT_NAMES})\s*\{{([^{{}}]*)\}}")
+TEXT_NAMES = r"text|mathrm|textrm|mbox|textbf|mathbf|operatorname|textit|textnormal|hbox"
+TEXT_GROUP = re.compile(rf"\\(?:{TEXT_NAMES})\s*\{{([^{{}}]*)\}}")
 _WORDY = re.compile(r"(?![-+(]?\s*[\d.])(?=.*[^\W\d_]{2})[^=^_\\/+<>]*", re.DOTALL)
 _PLAIN_WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]+(?:['-][A-Za-z]+|\s+[A-Za-z]+)*")
 _SHORT_WORDS = frozenset(("no", "on", "ok", "up", "so", "if", "or", "of"))
@@ -37,8 +38,11 @@ _LEFT = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])")
 _DOTS = re.compile(r"\.\s*\.|\\[lc]?dots(?:[cb])?(?![A-Za-z])")
 _MARKS_OF_NUMBER = re.compile(r"[\d)}\]]\s*['\"]|\"")
 _RATIO = re.compile(r"\w+(?:\.\d+)?(?:\s*:\s*\w+(?:\.\d+)?)+")
+_RATIO_WORD = re.compile(
+    r"\A\s*(\d{1,9})\s*(?:\\text\s*\{\s*to\s*\}|(?<=\s)to(?=\s))\s*(\d{1,9})\s*\Z"
+)
+_HALF_OF_DAY = re.compile(r"(?<=:\d\d)\s*(?:\\text\s*\{\s*)?([aApP])\.?\s?[mM]\.?\s*\}?\s*\Z")
 _COLON = re.compile(r"\\colon(?![A-Za-z])")
-_OUTER_OPEN = re.compile(r"\s*\]([^\[\]]*)\[\s*")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
 # Not the last sign of a row's end and what comes behind it.
 _SPACE = re.compile(r"(?<!\\)\\[,;:> ]|\\q?quad(?![A-Za-z])|~")
@@ -49,39 +53,16 @@ _SEPARATOR_TEXT = re.compile(
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])"
 )
 
-_WORD = r"[A-Za-z][A-Za-z. ]*[A-Za-z]|[A-Za-z]"
-_EXPONENT = r"(\s*\^\s*\{?\s*[23]\s*\}?)?"
-_TEXT_UNIT = re.compile(rf"\\(?:{_TEXT_NAMES})\s*\{{\s*({_WORD})\s*\.?\s*\}}{_EXPONENT}\s*\Z")
-_BARE_UNIT = re.compile(
-    r"(?:(?<=[\d})])|(?<=\\pi))(\s*)([A-Za-z]{2,}(?:\s[A-Za-z]{2,})*|(?<=\s)[mgsLhNJWKCF])"
-    + _EXPONENT
-    + r"\s*\Z"
-)
-_MARK_UNIT = re.compile(
-    r"\s*(\\?%|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))\s*(?:\\(?:text|mathrm)\{\s*)?(C|F)?\}?\s*\Z"
-)
-_BASE = re.compile(r"\s*([0-9A-F]+)\s*_\s*(?:(\d)|\{\s*(\d+)\s*\})\s*")
-_MONEY = re.compile(r"\A(\s*[-+]?\s*)(\\\$|[\u20ac\u00a3])\s*(?=[\d.])")
-_MONEY_NAMES = {"\\$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterling"}
-_UNIT_IN_QUOTIENT = (
-    r"(?:(?:kilo|centi|milli)?(?:meter|metre|gram)s?|miles?|feet|foot|inch(?:es)?|yards?|pounds?"
-    r"|hours?|minutes?|seconds?|liters?|litres?|dollars?|cents?|[kcdm]?m|[km]?g|[km]?[NJWVA]|[km]?Pa"
-    r"|sec|s|min|hr|h|C|K|k?mol|[mM]?L|ml|ft|in|mi|yd|lbs?|rad)(?:\s*\^\s*(?:\d|\{\s*\d\s*\}))?"
-)
-_QUOTIENT = re.compile(
-    rf"(?<=[\d}}])\s*((?<=\s){_UNIT_IN_QUOTIENT}(?:\s*(?:/|\bper\b)\s*{_UNIT_IN_QUOTIENT})+)\s*\Z"
-)
-_GLUED = re.compile(
-    rf"(?<=[\d}}])\s*({_UNIT_IN_QUOTIENT}(?:\s*(?:/|\bper\b)\s*{_UNIT_IN_QUOTIENT})*)\s*\Z"
-)
-_MAX_UNIT_CHARS = 80
-_NOUN_LETTERS = 4
-"""A word of so many letters behind a number and a space is what was counted, and no product."""
-_NOUNS = frozenset(("men", "day", "cup", "box", "car", "pie", "egg", "pen", "way", "kid", "boy"))
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)\b\s*)?"
-    r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])(?=[.):,]|\s*\Z))[.):,]?\s*(.*)",
+    r"(?:\(\s*([A-Za-z])\s*\)|[\[{]\s*([A-Za-z])\s*[\]}]|([A-Za-z])(?=[.):,]|\s*\Z))[.):,]?\s*(.*)",
     re.IGNORECASE | re.DOTALL,
+)
+_GOES_ON = re.compile(r"[-+*/=<>^_!]")
+"""Behind a letter: then it is a formula that begins with it."""
+_IS_CORRECT = re.compile(
+    r"\s+is\s+(?:the\s+)?(?:correct|right|true|best)(?:\s+(?:answer|choice|option|one))?[.!]?\Z",
+    re.IGNORECASE,
 )
 _LEAD = re.compile(
     r"(?i:approximately|approx\.|about|roughly|exactly|simply|equal to)\s+(?=[-+]?\s*[\d.\\$])"
@@ -91,26 +72,6 @@ _ANOTHER_CHOICE = re.compile(
     r"\(\s*[A-Z]\s*\)|(?<![A-Za-z])[A-Z][.):]|(?<![A-Za-z])(?:or|and)(?![A-Za-z])"
     r"|\A[\s,;/&]*[A-Z](?:[\s,;/&]+[A-Z])*\s*\Z"
 )
-
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_COMPUTING_WORD = re.compile(
-    r"\b(?:hundreds?|thousands?|(?:m|b|tr)illions?|half|halves|thirds?|fourths?|fifths?|sixths?"
-    r"|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?|squared|cubed|factorial"
-    r"|percent of"
-    r"|plus|minus|divided|than|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
-    r"|twenty|not|maybe|versus|modulo|mod)\b",
-    re.IGNORECASE,
-)
-"""Behind a number these are no unit: they make another number of it, or name another one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A value as text, and its unit."""
-
-    text: str
-    unit: str = ""
-    """Canonical name; "" for none."""
 
 
 def refuse_dots(text: str) -> None:
@@ -123,8 +84,8 @@ def unwrap(text: str) -> str:
     """Take away white space, markup around the whole, and the full stop of a sentence."""
     while True:
         before = text
-        text = text.strip()
-        if text.endswith((".", ",", ";")):
+        text = _SPACE_BEHIND.sub("", text.strip())
+        if text.endswith((".", ",", ";")) and not text.endswith("\\right."):
             text = text[:-1]
         if tagged := _TAGGED.fullmatch(text):
             text = tagged[2]
@@ -152,6 +113,7 @@ def words_of(text: str) -> str | None:
     text = text.strip()
     if only := TEXT_GROUP.fullmatch(text):
         return folded(only[1]) if _WORDY.fullmatch(only[1]) else None
+    text = text.removesuffix("!")
     is_word = _PLAIN_WORDS.fullmatch(text) or text.casefold() in _SHORT_WORDS
     return folded(text) if is_word and not _NAME.fullmatch(text) else None
 
@@ -159,21 +121,34 @@ def words_of(text: str) -> str | None:
 def folded(text: str) -> str:
     """Return words without case, markup and doubled spaces."""
     plain = TEXT_GROUP.sub(r" \1 ", text)
-    return " ".join(plain.casefold().split()).strip(" .()")
+    return " ".join(plain.casefold().split()).strip(" .!()")
 
 
 def choice_of(text: str) -> str | None:
     """Return the letter of ``(B)``, ``B.``, ``(B) 12``; None where there is none, or several."""
-    found = _CHOICE.fullmatch(TEXT_GROUP.sub(r"\1", text).replace("\\", " ").strip())
-    if found is None or _ANOTHER_CHOICE.search(found[3]):
+    letter = letter_of(text)
+    return None if letter is None else letter.upper()
+
+
+def letter_of(text: str) -> str | None:
+    """Do the same with the letter as it is written."""
+    plain = _IS_CORRECT.sub("", TEXT_GROUP.sub(r"\1", text).replace("\\", " ").strip())
+    found = _CHOICE.fullmatch(plain)
+    if found is None or _ANOTHER_CHOICE.search(found[4]) or _GOES_ON.match(found[4]):
         return None
-    return str(found[1] or found[2]).upper()
+    return str(found[1] or found[2] or found[3])
 
 
-def ratio_of(text: str) -> str | None:
-    """Return a time, odds or a proportion, ``12:30``, without spaces: it is no quotient."""
-    text = _COLON.sub(":", text).strip()
-    return "".join(text.split()) if _RATIO.fullmatch(text) else None
+def ratio_of(text: str) -> tuple[str, str] | None:
+    """Return a time, odds or a proportion, ``12:30``, without spaces: it is no quotient.
+
+    Then the half of the day that stands behind a time: "am", "pm" or "".
+    """
+    text = _RATIO_WORD.sub(r"\1:\2", _COLON.sub(":", text)).strip()
+    half = ""
+    if found := _HALF_OF_DAY.search(text):
+        text, half = text[: found.start()], f"{found[1].lower()}m"
+    return ("".join(text.split()), half) if _RATIO.fullmatch(text) else None
 
 
 def unified(text: str) -> str:
@@ -187,10 +162,8 @@ def unified(text: str) -> str:
     text = _BRACKET_NAME.sub(r"\\\1 ", _NAME.sub(r"\\\1 ", _CONSTANT.sub(r" \1 ", text)))
     if _MARKS_OF_NUMBER.search(text):
         unreadable("a quote behind a number")
-    if outer := _OUTER_OPEN.fullmatch(text):
-        # ]1, 2[ is how some countries write the open interval.
-        text = f"({outer[1]})"
-    return text
+    # ]1, 2[ is how some countries write the open interval.
+    return with_round_brackets(text)
 
 
 def split_values(text: str, *, grouped: bool) -> tuple[list[str], str]:
@@ -274,69 +247,3 @@ def _without_groups(text: str) -> str:
 def _grouped(text: str) -> str:
     text = _GROUPED.sub(lambda found: found[0].replace(",", "{,}"), text)
     return _SPACED.sub(lambda found: re.sub(r"\s", "{,}", found[0]), text)
-
-
-def split_unit(text: str, *, glued: bool) -> Measured:
-    """Return a value without its unit. ``glued``: the ``m`` of ``5m`` is one, not a factor."""
-    money = _MONEY.match(text)
-    text = _MONEY.sub(r"\1", text)
-    measured = _trailing_unit(text, glued=glued)
-    if money and not measured.unit:
-        return Measured(text=measured.text, unit=_MONEY_NAMES[money[2]])
-    return measured
-
-
-def _trailing_unit(text: str, *, glued: bool) -> Measured:
-    if base := _BASE.fullmatch(text):
-        # Not a number of its own: 101_2 is compared with other numbers of that base.
-        return Measured(text=_digits(base[1]), unit=f"base_{base[2] or base[3]}")
-    plain = TEXT_GROUP.sub(r" \1 ", text)
-    if unit := _in_tail(_GLUED if glued else _QUOTIENT, plain):
-        return Measured(text=plain[: unit.start()], unit=units.quotient_name(unit[1]))
-    mark = _in_tail(_MARK_UNIT, text)
-    if mark and (("%" in mark[1]) or _is_one_angle(text)):
-        sign = "%" if "%" in mark[1] else "degree"
-        return Measured(text=text[: mark.start()], unit=sign + (mark[2] or ""))
-    if unit := _in_tail(_TEXT_UNIT, text):
-        return _counted(text[: unit.start()], unit[1], unit[2])
-    if (unit := _in_tail(_BARE_UNIT, text)) and _is_unit_word(unit[2], spaced=unit[1] != ""):
-        return _counted(text[: unit.start()], unit[2], unit[3])
-    return Measured(text=text)
-
-
-def _counted(text: str, words: str, power: str | None) -> Measured:
-    """Return a value and the unit in ``words``, the ``million`` of ``3 million dollars`` a factor.
-
-    Raises Unreadable for words that compute: ``3 halves`` and ``3 less than ten`` are not 3.
-    """
-    first, _, rest = words.strip().partition(" ")
-    zeros = _SCALES.get(first.casefold())
-    if zeros is not None and not power:
-        text, words = f"({text})*10^{{{zeros}}}", rest.strip()
-    if _COMPUTING_WORD.search(words):
-        unreadable(f"a word that computes: {words[:40]!r}")
-    return Measured(text=text, unit=units.unit_name(words, power) if words else "")
-
-
-def _in_tail(unit: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Search for a unit where the text ends: over all of it the time would be quadratic."""
-    return unit.search(text, max(0, len(text) - _MAX_UNIT_CHARS))
-
-
-def _digits(digits: str) -> str:
-    return digits if digits.isdigit() else f"D_{{{digits}}}"
-
-
-def _is_one_angle(text: str) -> bool:
-    """Whether a degree sign is of the whole: not of the argument of a function, or of a term."""
-    return text.count("\\circ") + text.count("\\degree") == 1 and not re.search(
-        r"\\(?:sin|cos|tan|cot|sec|csc)", text
-    )
-
-
-def _is_unit_word(words: str, *, spaced: bool) -> bool:
-    """Whether letters behind a number are its unit, and no product of variables."""
-    if units.is_known(units.unit_name(words, None)):
-        return len(words) > 1 or spaced
-    first = words.split(maxsplit=1)[0]
-    return spaced and (len(first) >= _NOUN_LETTERS or first.casefold().removesuffix("s") in _NOUNS)

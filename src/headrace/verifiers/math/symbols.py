@@ -61,6 +61,7 @@ OPERATORS = {
     "backslash": "setminus",
     "smallsetminus": "setminus",
     "choose": "choose",
+    "over": "over",
     "bmod": "mod",
     "mod": "mod",
 }

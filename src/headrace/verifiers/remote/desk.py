@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from headrace.verifiers.remote.latencies import Latencies
+from headrace.percentiles import Window
 from headrace.verifiers.remote.wire import digest
 from headrace.verifiers.sandbox.execution import Ending, Execution, Executor, Job, Tier
 
@@ -79,7 +79,7 @@ class JobDesk:
         """What the executor offers."""
         self.limits = limits
         self.counts = DeskCounts()
-        self.latencies = Latencies()
+        self.latencies = Window()
         self._executor = executor
         self._slots = asyncio.Semaphore(limits.num_slots)
         self._open: dict[bytes, _Work] = {}

@@ -89,6 +89,8 @@ class Endpoint:
         self.url = url
         self.num_open = 0
         """Questions it has not answered yet."""
+        self.num_slots = 0
+        """Executions it makes side by side, as it said when it was last asked; 0 before."""
         self.trouble = "it has not been asked yet"
         """Why it is not used; the empty text while it is."""
         self.is_unfit = False
@@ -116,6 +118,7 @@ class Endpoint:
             self._rest(error)
             raise
         self.trouble, self.is_unfit = "", False
+        self.num_slots = health.num_slots
         self._spell += 1
         return health
 

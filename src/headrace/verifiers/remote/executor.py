@@ -24,6 +24,7 @@ import httpx2
 from headrace.config import RemoteConfig
 from headrace.config.sglang_rules import is_api_key
 from headrace.errors import ConfigError
+from headrace.percentiles import Window
 from headrace.verifiers.remote.endpoint import (
     BusyError,
     Demands,
@@ -33,11 +34,13 @@ from headrace.verifiers.remote.endpoint import (
     jittered,
 )
 from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Tier
+from headrace.verifiers.slots import Slots, slot_metrics
 
 _KEEP_IDLE_SECONDS = 30.0
 """Shorter than a server keeps an idle connection, so that none is used as it is being closed."""
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 5.0
+_ROLE = "verifier/remote"
 _MAX_DETAIL = 1000
 """Characters of the causes that an INFRA tells."""
 
@@ -76,7 +79,9 @@ class RemoteExecutor:
             minimum_tier=Tier(config.minimum_tier), health_seconds=config.health_seconds
         )
         self._endpoints = [Endpoint(url, self._http, demands) for url in config.endpoints]
-        self._room = asyncio.Semaphore(config.max_open_jobs)
+        self._room = Slots(config.max_open_jobs)
+        self._seconds = Window()
+        self._counts = dict.fromkeys(Ending, 0)
         self._open: set[asyncio.Task[Execution]] = set()
         self._examinations: dict[Endpoint, asyncio.Task[None]] = {}
         self._turn = 0
@@ -88,13 +93,14 @@ class RemoteExecutor:
         Waits while ``max_open_jobs`` are open, each of which has a deadline of its own. Cancelling
         the call ends the job where it runs.
         """
-        async with self._room:
+        async with self._room.taken():
             if self._is_closed():
                 return self._infra(job, ["the executor is closed"])
             work = asyncio.create_task(self._bounded(job))
             self._open.add(work)
+            began = time.monotonic()
             try:
-                return await work
+                return self._counted(await work, time.monotonic() - began)
             except asyncio.CancelledError:
                 if self._is_closed() and work.cancelled() and not _is_being_cancelled():
                     return self._infra(job, ["the executor was closed"])
@@ -110,6 +116,26 @@ class RemoteExecutor:
             for one in self._endpoints
         ]
 
+    def statistics(self) -> dict[str, float]:
+        """Return how jobs went, by the names of metrics: see docs/SERVE.md.
+
+        Of places since the last call, counts since the start, latencies of the last jobs.
+        """
+        figures = self._room.read()
+        found = slot_metrics(_ROLE, [figures])
+        num_places = sum(one.num_slots for one in self._endpoints if one.is_well)
+        found[f"{_ROLE}/num_endpoints_well"] = float(sum(one.is_well for one in self._endpoints))
+        found[f"{_ROLE}/servers/num_slots"] = float(num_places)
+        if num_places and figures.elapsed_seconds > 0.0:
+            # Above 1 where jobs wait in the servers' queues.
+            room = num_places * figures.elapsed_seconds
+            found[f"{_ROLE}/servers/load"] = figures.busy_seconds / room
+        for ending, count in self._counts.items():
+            found[f"{_ROLE}/num_{ending.value}"] = float(count)
+        if (times := self._seconds.percentiles(50, 99)) is not None:
+            found[f"{_ROLE}/run_seconds/p50"], found[f"{_ROLE}/run_seconds/p99"] = times
+        return found
+
     async def close(self) -> None:
         """End every connection; jobs that are open become INFRA. Idempotent."""
         self._closed = True
@@ -118,6 +144,11 @@ class RemoteExecutor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._http.aclose()
+
+    def _counted(self, execution: Execution, seconds: float) -> Execution:
+        self._counts[execution.ending] += 1
+        self._seconds.add(seconds)
+        return execution
 
     async def _bounded(self, job: Job) -> Execution:
         causes: list[str] = []
@@ -146,6 +177,8 @@ class RemoteExecutor:
                     return execution
                 causes.append(f"{endpoint.url}: {execution.detail or 'INFRA'}")
             avoided = endpoint
+            if len(causes) < self._config.max_tries:
+                self._room.note_retry()
             await asyncio.sleep(_wait(len(causes)))
         return self._infra(job, causes)
 

@@ -139,6 +139,7 @@ def build_app(desk: JobDesk, gate: Gate) -> FastAPI:
 def health_of(desk: JobDesk, uptime_seconds: float) -> Health:
     """Return what a server says of itself."""
     counts = desk.counts
+    middle, late = desk.latencies.percentiles(50, 99) or (None, None)
     return Health(
         wire_version=WIRE_VERSION,
         headrace=__version__,
@@ -154,8 +155,8 @@ def health_of(desk: JobDesk, uptime_seconds: float) -> Health:
         num_refused=counts.num_refused,
         num_cancelled=counts.num_cancelled,
         uptime_seconds=uptime_seconds,
-        latency_p50_seconds=desk.latencies.percentile(0.5),
-        latency_p99_seconds=desk.latencies.percentile(0.99),
+        latency_p50_seconds=middle,
+        latency_p99_seconds=late,
     )
 
 

@@ -18,9 +18,11 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from headrace.config.sglang_rules import is_api_key
 from headrace.errors import ConfigError
+from headrace.verifiers.remote.connections import BoundedConnection
 from headrace.verifiers.remote.desk import DeskLimits, JobDesk
 from headrace.verifiers.remote.server import Gate, build_app
 from headrace.verifiers.sandbox.execution import Executor, Tier
@@ -123,23 +125,7 @@ async def _serve(
 ) -> None:
     desk = JobDesk(executor, tier, options.limits)
     gate = Gate(token=options.token)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            build_app(desk, gate),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            # What a proxy says of its client changes nothing here.
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=options.drain_seconds,
-            limit_concurrency=_connections(options.limits),
-            ssl_certfile=options.certificate,
-            ssl_keyfile=options.key,
-        )
-    )
+    server = uvicorn.Server(server_config(build_app(desk, gate), options))
     host, port = listener.getsockname()[:2]
     scheme = "http" if options.certificate is None else "https"
     options.on_ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
@@ -150,6 +136,26 @@ async def _serve(
     finally:
         await desk.close()
         await executor.close()
+
+
+def server_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
+    """Return how ``app`` is served."""
+    return uvicorn.Config(
+        app,
+        http=BoundedConnection,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        # What a proxy says of its client changes nothing here.
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=options.drain_seconds,
+        limit_concurrency=_connections(options.limits),
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+    )
 
 
 def _connections(limits: DeskLimits) -> int:

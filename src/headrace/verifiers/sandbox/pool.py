@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from headrace.percentiles import Window
 from headrace.verifiers.sandbox.cell import Cell, CellError
 from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Tier
-from headrace.verifiers.sandbox.latency import LatencyHistogram
 from headrace.verifiers.sandbox.launch import CellSpec
 from headrace.verifiers.sandbox.recent import Recent
 from headrace.verifiers.sandbox.work import (
@@ -100,8 +100,8 @@ class SandboxPool:
         self._threads: list[threading.Thread] = []
         self._slots: list[_Slot] = []
         self._closed = False
-        self._run_seconds = LatencyHistogram()
-        self._queue_seconds = LatencyHistogram()
+        self._run_seconds = Window()
+        self._queue_seconds = Window()
         self._counts = dict.fromkeys(Ending, 0)
         self._num_retries = 0
         self._num_cells = 0
@@ -166,7 +166,7 @@ class SandboxPool:
             self._queue.clear()
 
     def statistics(self) -> dict[str, float]:
-        """Return counts and latencies since the start, by the names of metrics."""
+        """Return counts since the start and the last latencies, by the names of metrics."""
         with self._lock:
             found: dict[str, float] = {
                 "verifier/sandbox/queue_depth": len(self._queue),
@@ -175,10 +175,10 @@ class SandboxPool:
             }
             for ending, count in self._counts.items():
                 found[f"verifier/sandbox/num_{ending.value}"] = count
-            for name, histogram in (("run", self._run_seconds), ("queue", self._queue_seconds)):
-                for share in (50, 99):
-                    seconds = histogram.quantile(share / 100)
-                    found[f"verifier/sandbox/{name}_seconds/p{share}"] = seconds
+            for name, window in (("run", self._run_seconds), ("queue", self._queue_seconds)):
+                middle, late = window.percentiles(50, 99) or (0.0, 0.0)
+                found[f"verifier/sandbox/{name}_seconds/p50"] = middle
+                found[f"verifier/sandbox/{name}_seconds/p99"] = late
             return found
 
     def _accept(self, job: Job) -> Future[Execution] | Execution | _Full:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from verifier_site import FakeExecutor, job, until
 
 from headrace.verifiers.remote.desk import DeskFullError, DeskLimits, JobDesk
-from headrace.verifiers.remote.latencies import Latencies
 from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Tier
 
 
@@ -208,15 +207,3 @@ def test_no_schedule_exceeds_the_bounds_or_loses_an_answer_or_a_slot(
                 assert answer.ending is Ending.EXITED
 
     run(work, num_slots=num_slots, max_queued=max_queued)
-
-
-def test_percentiles_are_of_the_last_durations() -> None:
-    latencies = Latencies(window=100)
-    assert latencies.percentile(0.5) is None
-    assert latencies.mean() is None
-    for n in range(1, 301):
-        latencies.add(float(n))
-    assert latencies.percentile(0.5) == 250.0
-    assert latencies.percentile(0.99) == 299.0
-    assert latencies.percentile(1.0) == 300.0
-    assert latencies.mean() == 250.5

@@ -27,6 +27,7 @@ from verifier_site import (
 from headrace import __version__
 from headrace.config import RemoteConfig
 from headrace.errors import ConfigError
+from headrace.verifiers import build
 from headrace.verifiers.remote import endpoint
 from headrace.verifiers.remote.executor import RemoteExecutor, remote_token
 from headrace.verifiers.remote.server import Gate
@@ -449,3 +450,31 @@ def test_the_token_comes_from_the_environment_or_an_error_that_names_it() -> Non
         with pytest.raises(ConfigError, match="token_env") as error:
             remote_token(named, environ)
         assert "two words" not in str(error.value)
+
+
+def test_how_jobs_went_is_told_as_metrics() -> None:
+    async def work() -> None:
+        fake = FakeExecutor()
+        async with serving(fake, num_slots=3) as (url, _), remote(url, max_open_jobs=2) as executor:
+            before = executor.statistics()
+            assert "verifier/remote/run_seconds/p50" not in before
+            assert before["verifier/remote/num_endpoints_well"] == 0.0
+            await run_all(executor, [*jobs(4, "sleep 0.05\nprint 1"), job("infra no cell", "x")])
+            found = executor.statistics()
+            later = executor.statistics()
+        assert found["verifier/remote/num_exited"] == 4.0
+        assert found["verifier/remote/num_infra"] == 1.0
+        assert found["verifier/remote/slots/num_jobs"] == 5.0
+        assert found["verifier/remote/slots/max_waiting"] == 3.0
+        assert found["verifier/remote/slots/num_retries"] >= 1.0
+        assert 0.0 < found["verifier/remote/slots/utilisation"] <= 1.0
+        assert found["verifier/remote/servers/num_slots"] == 3.0
+        assert found["verifier/remote/servers/load"] == pytest.approx(
+            found["verifier/remote/slots/utilisation"] * 2 / 3
+        )
+        assert found["verifier/remote/run_seconds/p99"] >= 0.05
+        assert later["verifier/remote/slots/num_jobs"] == 0.0
+        assert later["verifier/remote/num_exited"] == 4.0
+        assert build._measured(executor) == (executor,)
+
+    run(work)
