@@ -37,6 +37,9 @@ _DRAIN_SECONDS = 5.0
 """For the pipes to end once every process that held them is dead."""
 _LOOK_SECONDS = 0.05
 """Between two looks at what a long job uses."""
+_QUIET_SECONDS = 0.005
+"""Before what a job writes is read while it runs. Most have ended by then, and cost one awakening;
+what others write waits in the pipes, at the worst with a writer who waits for room in one."""
 
 
 class CellError(Exception):
@@ -165,10 +168,7 @@ class Cell:
         self, limits: Limits, streams: Streams, began: float, cancelled: int
     ) -> Done | _Forced:
         """Wait for the end of a job; what unblocks it is that, a limit, or ``cancelled``."""
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(cancelled, select.POLLIN)
-        streams.register(poll)
+        poll = self._poll_after_quiet(limits, streams, cancelled)
         deadline = began + limits.wall_seconds
         next_look = began + _LOOK_SECONDS
         watch = Watch(self._zygote, self._base, self._used)
@@ -192,6 +192,15 @@ class Cell:
                     poll.unregister(descriptor)
                 elif streams.overflowed:
                     return _Forced(ending=Ending.OUTPUT_LIMIT, detail=_OUTPUT_DETAIL)
+
+    def _poll_after_quiet(self, limits: Limits, streams: Streams, cancelled: int) -> select.poll:
+        """Wait `_QUIET_SECONDS` for the end alone, then return what reports output too."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(cancelled, select.POLLIN)
+        if not poll.poll(1000 * min(_QUIET_SECONDS, limits.wall_seconds)):
+            streams.register(poll)
+        return poll
 
     def _receive(self) -> Done | _Forced:
         message = self._control.recv(protocol.MAX_MESSAGE)

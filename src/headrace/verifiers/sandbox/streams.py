@@ -37,12 +37,14 @@ class Streams:
 
     def __enter__(self) -> Self:
         try:
-            self._inside += [_memory_file(self._payload), _memory_file(self._stdin)]
+            self._inside.append(_memory_file(self._stdin))
             for _ in range(_NUM_OUTPUTS):
                 reader, writer = os.pipe()
                 self._readers.append(reader)
                 self._inside.append(writer)
                 os.set_blocking(reader, False)
+            # In the order that `protocol.NUM_DESCRIPTORS` tells.
+            self._inside.insert(-1, _memory_file(self._payload))
         except OSError:
             self._close()
             raise
@@ -109,7 +111,9 @@ class Streams:
         deadline = time.monotonic() + seconds
         while self._open and not self.overflowed:
             for reader in list(self._open):
-                self.read(reader)
+                # What there is, and then mostly the end.
+                if self.read(reader):
+                    self.read(reader)
             # A pipe that is neither readable nor at its end is held by a process just starting, or
             # was sent through a socket that holds itself and is no process's any more.
             if time.monotonic() >= deadline:

@@ -77,23 +77,16 @@ class Work:
 def python_work(job: Job) -> Work:
     """Return the work of a job in Python."""
     call = job.call
-    payload = _payload(
-        files=job.files,
-        source=job.source,
-        function="" if call is None else call.function,
-        arguments=b"" if call is None else call.arguments,
-        max_result_bytes=job.limits.output_bytes,
-    )
+    function, arguments = ("", b"") if call is None else (call.function, call.arguments)
+    asked = (job.source, function, arguments, job.limits.output_bytes)
+    payload = _payload(job.files, (), asked)
     return Work(job_id=job.job_id, payload=payload, stdin=job.stdin, limits=job.limits)
 
 
 def compile_work(job: Job, language: Language) -> Work:
     """Return the work that compiles ``job``'s program; its result is the file that comes of it."""
-    payload = _payload(
-        files={language.source: _text(job.source)},
-        command=list(language.compile),
-        product=language.product,
-    )
+    files = {language.source: _text(job.source)}
+    payload = _payload(files, language.compile, (language.product,))
     return Work(
         job_id=job.job_id,
         payload=payload,
@@ -106,7 +99,7 @@ def compile_work(job: Job, language: Language) -> Work:
 def command_work(job: Job, language: Language, product: bytes | None) -> Work:
     """Return the work that runs ``job``'s program; ``product`` is what compiling made of it."""
     made = (language.source, _text(job.source)) if product is None else (language.product, product)
-    payload = _payload(files={**job.files, made[0]: made[1]}, command=list(language.run))
+    payload = _payload({**job.files, made[0]: made[1]}, language.run, ("",))
     return Work(
         job_id=job.job_id,
         payload=payload,
@@ -137,22 +130,7 @@ def problem_of(job: Job, languages: Mapping[str, Language]) -> str | None:
 
 
 def _payload(
-    *,
-    files: Mapping[str, bytes],
-    source: str = "",
-    function: str = "",
-    arguments: bytes = b"",
-    command: list[str] | None = None,
-    product: str = "",
-    max_result_bytes: int = 0,
+    files: Mapping[str, bytes], command: tuple[str, ...], work: tuple[str | bytes | int, ...]
 ) -> bytes:
-    fields = {
-        "files": dict(files),
-        "source": source,
-        "function": function,
-        "arguments": arguments,
-        "command": command or [],
-        "product": product,
-        "max_result_bytes": max_result_bytes,
-    }
-    return marshal.dumps(fields, _MARSHAL_VERSION)
+    """Return what `program.become` reads: ``work`` is the rest of what it does with ``command``."""
+    return marshal.dumps((dict(files), list(command), work), _MARSHAL_VERSION)

@@ -10,11 +10,33 @@ import ctypes
 import errno
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 _MACHINE = os.uname().machine if sys.platform == "linux" else sys.platform
 _NUMBERS = {
-    "x86_64": {"pivot_root": 155, "capset": 126},
-    "aarch64": {"pivot_root": 41, "capset": 91},
+    "x86_64": {
+        "pivot_root": 155,
+        "capset": 126,
+        "chdir": 80,
+        "prctl": 157,
+        "prlimit64": 302,
+        "setgroups": 116,
+        "setresgid": 119,
+        "setresuid": 117,
+        "setsid": 112,
+    },
+    "aarch64": {
+        "pivot_root": 41,
+        "capset": 91,
+        "chdir": 49,
+        "prctl": 167,
+        "prlimit64": 261,
+        "setgroups": 159,
+        "setresgid": 149,
+        "setresuid": 147,
+        "setsid": 157,
+    },
 }
 _EVERYWHERE = {
     "open_tree": 428,
@@ -41,7 +63,8 @@ _MNT_DETACH = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME = 2, 4, 8, 0x400
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
 ATTR_READ_ONLY, ATTR_NO_SUID, ATTR_NO_DEVICES = 1, 2, 4
 
 
@@ -58,13 +81,43 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc_with_lock = ctypes.PyDLL(None, use_errno=True)
 """Calls of it keep the interpreter's lock, so a child of one finds it held by itself."""
+_syscall = _libc_with_lock.syscall
+_syscall.restype = ctypes.c_long
 
 
-def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Make a call by its number and return its result. Raises OSError."""
+Argument = int | bytes | ctypes.Array[ctypes.c_char] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is made later, by a process that was forked in between.
+
+    All that it needs is here already: whatever a new process writes to, be it a count of
+    references, is a page that the kernel must copy for it, and that is most of what it costs.
+    """
+
+    name: str
+    words: tuple[object, ...]
+    """Its number and arguments, as ctypes takes them."""
+
+
+def prepared(name: str, *arguments: Argument) -> Call:
+    """Return a call to be made with `make`."""
     # Numbers are passed in full width: ctypes would pass 32 bits of them.
     wide = [ctypes.c_long(part) if isinstance(part, int) else part for part in arguments]
-    result: int = _libc.syscall(ctypes.c_long(_CALLS[name]), *wide)
+    return Call(name, (ctypes.c_long(_CALLS[name]), *wide))
+
+
+def make(calls: Sequence[Call]) -> None:
+    """Make ``calls`` in their order, up to one that fails. Raises OSError."""
+    for step in calls:
+        if _syscall(*step.words) < 0:
+            _checked(step.name, -1)
+
+
+def call(name: str, *arguments: Argument) -> int:
+    """Make a call by its number and return its result. Raises OSError."""
+    result: int = _libc.syscall(*prepared(name, *arguments).words)
     return _checked(name, result)
 
 
@@ -121,9 +174,9 @@ def set_read_only(target: str) -> None:
     call("mount_setattr", _AT_FDCWD, target.encode(), 0, wanted, len(wanted))
 
 
-def close_all_from(first: int) -> None:
-    """Close every descriptor from ``first`` on. Raises OSError."""
-    call("close_range", first, 0xFFFFFFFF, 0)
+def close_all_from(first: int) -> Call:
+    """Return the call that closes every descriptor from ``first`` on."""
+    return prepared("close_range", first, 0xFFFFFFFF, 0)
 
 
 def drop_bounding_set() -> None:
@@ -138,10 +191,10 @@ def drop_bounding_set() -> None:
             raise
 
 
-def drop_capabilities() -> None:
-    """Give up every capability. Raises OSError."""
+def drop_capabilities() -> Call:
+    """Return the call that gives up every capability."""
     header = _CAPABILITY_VERSION_3.to_bytes(4, sys.byteorder) + bytes(4)
-    call("capset", header, bytes(24))
+    return prepared("capset", header, bytes(24))
 
 
 def buffer(content: bytes) -> ctypes.Array[ctypes.c_char]:

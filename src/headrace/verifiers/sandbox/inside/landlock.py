@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable
 
 from headrace.verifiers.sandbox.inside import kernel
+from headrace.verifiers.sandbox.inside.kernel import Call
 
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
@@ -72,9 +73,9 @@ def scope_ruleset() -> int:
     return _create(0, 0)
 
 
-def restrict(ruleset: int) -> None:
-    """Restrict this process and all that come of it; needs no_new_privs. Raises OSError."""
-    kernel.call("landlock_restrict_self", ruleset, 0)
+def restrict(ruleset: int) -> Call:
+    """Return the call that restricts a process and all that come of it; needs no_new_privs."""
+    return kernel.prepared("landlock_restrict_self", ruleset, 0)
 
 
 def _create(files: int, network: int) -> int:

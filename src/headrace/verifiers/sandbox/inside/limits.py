@@ -10,8 +10,10 @@ import math
 import os
 import resource
 import signal
+import struct
 
 from headrace.verifiers.sandbox.inside import kernel
+from headrace.verifiers.sandbox.inside.kernel import Call
 from headrace.verifiers.sandbox.inside.protocol import Terms
 
 STACK_BYTES = 64 << 20
@@ -42,10 +44,12 @@ def limits_of(terms: Terms, other_processes: int) -> Limits:
     return [(what, _possible(what, *both)) for what, both in wanted]
 
 
-def apply(limits: Limits) -> None:
-    """Limit this process and what comes of it. Raises OSError."""
-    for what, both in limits:
-        resource.setrlimit(what, both)
+def applied(limits: Limits) -> list[Call]:
+    """Return the calls that limit a process and what comes of it."""
+    return [
+        kernel.prepared("prlimit64", 0, what, struct.pack("=QQ", *both), None)
+        for what, both in limits
+    ]
 
 
 def limit_always() -> None:
@@ -67,13 +71,17 @@ def limit_always() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def become(user: int) -> None:
-    """Become ``user`` for good, in no group, without a capability. Raises OSError."""
-    if os.getuid() != user:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-    kernel.drop_capabilities()
+def become(user: int) -> list[Call]:
+    """Return the calls by which a process becomes ``user`` for good, without any right."""
+    if os.getuid() == user:
+        return [kernel.drop_capabilities()]
+    # Of the calling thread alone, where libc would change all of them: the process has one.
+    return [
+        kernel.prepared("setgroups", 0, None),
+        kernel.prepared("setresgid", user, user, user),
+        kernel.prepared("setresuid", user, user, user),
+        kernel.drop_capabilities(),
+    ]
 
 
 def _both(value: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ first line is.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import linecache
 import marshal
@@ -16,20 +17,22 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any
 
 from headrace.verifiers.sandbox import canonical
 from headrace.verifiers.sandbox.inside import kernel, landlock, limits, protocol, seccomp
+from headrace.verifiers.sandbox.inside.kernel import Call
 
 _PAYLOAD, _RESULT = 3, 4
-FIRST_FREE = 10
-"""Descriptors below this are never in use where a job's process is forked, so they can be set."""
+"""Beside 0, 1 and 2: what is to be run, and where its result goes."""
 
 _MAX_PAYLOAD = 1 << 30
 _NAME = "solution.py"
+_MAIN = ModuleType("__main__")
+"""The program's own module; empty in the process that forks."""
 _UNCLEAN_OUTPUT = 120
 """What Python exits with when its output could not be written."""
 
@@ -44,50 +47,49 @@ class Cage:
     filter_program: bytes | None
     folder: str
 
+    def steps(self) -> list[Call]:
+        """Return what a process gives up, in the order in which each step still can be done."""
+        steps = [kernel.prepared("setsid")]
+        if self.ruleset is not None:
+            steps.append(landlock.restrict(self.ruleset))
+        steps.append(kernel.close_all_from(_RESULT + 1))
+        if self.filter_program is not None:
+            steps += limits.become(self.user)
+        steps += limits.applied(self.limits)
+        steps.append(kernel.prepared("chdir", self.folder.encode()))
+        if self.filter_program is not None:
+            steps.append(seccomp.install(self.filter_program))
+        return steps
 
-def become(descriptors: list[int], cage: Cage) -> None:
-    """Turn this process, just forked, into the program. Never returns."""
+
+def prepare() -> None:
+    """Do before any job, in the process that forks, what is the same for all of them."""
+    sys.modules["__main__"] = _MAIN
+    _MAIN.__file__ = _NAME
+    sys.argv = [_NAME]
+
+
+def become(steps: Sequence[Call]) -> None:
+    """Turn this process, just forked, into the program. Never returns.
+
+    Its descriptors are where the program expects them.
+    """
     status = 1
     try:
-        _take(descriptors)
-        lock(cage)
-        # The supervisor's own word, and faster to read than anything that trusts nobody.
-        payload = marshal.loads(_read_all(_PAYLOAD))  # noqa: S302 - see above
+        kernel.make(steps)
+        content = os.pread(_PAYLOAD, os.lseek(_PAYLOAD, 0, os.SEEK_END), 0)
         os.close(_PAYLOAD)
-        os.chdir(cage.folder)
-        os.environ["HOME"] = os.environ["TMPDIR"] = cage.folder
-        for name, content in payload["files"].items():
-            _write(name, content)
-        if payload["command"]:
-            _execute(payload)
-        status = _run_python(payload)
+        # The supervisor's own word, and faster to read than anything that trusts nobody.
+        files, command, work = marshal.loads(content)  # noqa: S302 - see above
+        for name in files:
+            _write(name, files[name])
+        if command:
+            _execute(command, *work)
+        status = _run_python(*work)
     except BaseException:  # noqa: BLE001 - nothing may return to the loop that forked
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def lock(cage: Cage) -> None:
-    """Give up what a program must not have, in the order in which each step still can be done."""
-    os.setsid()
-    if cage.ruleset is not None:
-        landlock.restrict(cage.ruleset)
-    kernel.close_all_from(_RESULT + 1)
-    if cage.filter_program is not None:
-        limits.become(cage.user)
-    limits.apply(cage.limits)
-    if cage.filter_program is not None:
-        seccomp.install(cage.filter_program)
-
-
-def _take(descriptors: list[int]) -> None:
-    payload, stdin, stdout, stderr, result = descriptors
-    for source, target in zip((stdin, stdout, stderr, payload, result), range(5), strict=True):
-        os.dup2(source, target)
-
-
-def _read_all(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 def _write(name: str, content: bytes) -> None:
@@ -96,38 +98,31 @@ def _write(name: str, content: bytes) -> None:
         file.write(content)
 
 
-def _execute(payload: Mapping[str, Any]) -> None:
+def _execute(command: list[str], product: str) -> None:
     """Run a command; where its output is wanted as a file, wait for it and hand that over."""
-    command: list[str] = payload["command"]
     os.set_inheritable(_RESULT, False)  # noqa: FBT003 - positional only
     # Python ignores these two, and what is ignored stays so in the program that comes.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    if not payload["product"]:
+    if not product:
         os.execvp(command[0], command)  # noqa: S606 - what the job is
     child = os.fork()
     if child == 0:
         os.execvp(command[0], command)  # noqa: S606 - as above
     _, status = os.waitpid(child, 0)
     if status == 0:
-        with open(payload["product"], "rb") as file:  # noqa: PTH123 - a plain name
+        with open(product, "rb") as file:  # noqa: PTH123 - a plain name
             _send(protocol.RESULT_VALUE + file.read())
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _run_python(payload: Mapping[str, Any]) -> int:
+def _run_python(source: str, function: str, arguments: bytes, max_result_bytes: int) -> int:
     """Run the program as ``__main__``, call its function if one is asked for; return its status."""
-    module = ModuleType("__main__")
-    module.__file__ = _NAME
-    sys.modules["__main__"] = module
-    sys.argv = [_NAME]
-    source: str = payload["source"]
 
     def run() -> None:
-        exec(compile(source, _NAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - it is what this process is for
-        if payload["function"]:
-            value = _called(module, payload["function"], payload["arguments"])
-            _send_value(value, payload["max_result_bytes"])
+        exec(compile(source, _NAME, "exec", dont_inherit=True), _MAIN.__dict__)  # noqa: S102 - it is what this process is for
+        if function:
+            _send_value(_called(_MAIN, function, arguments), max_result_bytes)
 
     return _finish(_status_of(run, source))
 
@@ -200,7 +195,9 @@ def _finish(status: int) -> int:
     Not the teardown of every module, which would cost more than most programs.
     """
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what Py_Finalize calls
+        # Where no thread is left there is none to wait for, and to ask costs as much as to compile.
+        if _thread._count():  # noqa: SLF001 - threads of whatever kind
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what Py_Finalize calls
         atexit._run_exitfuncs()  # noqa: SLF001 - as above
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             if stream is not None and not stream.closed:

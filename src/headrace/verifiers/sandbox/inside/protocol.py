@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 MAX_MESSAGE = 1 << 16
 NUM_DESCRIPTORS = 5
-"""With each job: its payload, then 0, 1 and 2 of the program, then where its result goes."""
+"""With each job: 0, 1 and 2 of the program, then its payload, then where its result goes. The
+kernel gives them the lowest numbers that are free, and these are: so they need not be moved."""
 
 READY, FAILED, DONE = b"R", b"E", b"D"
 """First byte of what comes from inside; after FAILED, the reason as text."""

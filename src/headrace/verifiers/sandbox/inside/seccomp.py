@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 
 from headrace.verifiers.sandbox.inside import kernel, syscalls
+from headrace.verifiers.sandbox.inside.kernel import Call
 
 Instruction = tuple[int, int, int, int]
 """Operation, jump if true, jump if false, operand."""
@@ -103,13 +104,14 @@ def program(*, may_execute: bool) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
-def install(filter_program: bytes) -> None:
-    """Put this process and all that come of it under the filter. Raises OSError."""
+def install(filter_program: bytes) -> Call:
+    """Return the call that puts a process and all that come of it under the filter."""
     instructions = kernel.buffer(filter_program)
     length = len(filter_program) // 8
     # struct sock_fprog: a 16-bit length and, aligned, the address.
-    header = kernel.buffer(struct.pack("@HP", length, kernel.address(instructions)))
-    kernel.prctl(kernel.PR_SET_SECCOMP, 2, header)
+    header = struct.pack("@HP", length, kernel.address(instructions))
+    # The last argument is one more than prctl looks at: it keeps what the address names.
+    return kernel.prepared("prctl", kernel.PR_SET_SECCOMP, 2, header, instructions)
 
 
 def _clone() -> list[Instruction]:

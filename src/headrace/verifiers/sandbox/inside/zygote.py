@@ -10,6 +10,7 @@ job's content. Interprets nothing: how an end is called is decided outside.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -34,11 +35,14 @@ from headrace.verifiers.sandbox.inside import (
     protocol,
     seccomp,
 )
-from headrace.verifiers.sandbox.inside.box import Box, FolderBox, TmpfsBox
-from headrace.verifiers.sandbox.inside.program import FIRST_FREE, Cage
+from headrace.verifiers.sandbox.inside.box import Box, FolderBox, Place, TmpfsBox
+from headrace.verifiers.sandbox.inside.kernel import Call
+from headrace.verifiers.sandbox.inside.program import Cage
 from headrace.verifiers.sandbox.inside.protocol import Done, Terms
 from headrace.verifiers.sandbox.inside.removal import empty
 
+_FIRST_FREE = 10
+"""Descriptors below this are a job's alone."""
 _SELF = 1
 """Processes of the user that a limit on their number counts beside the job's: this one."""
 
@@ -84,7 +88,9 @@ class Zygote:
             may_execute: seccomp.program(may_execute=may_execute) for may_execute in (False, True)
         }
         self._readable: list[str] = []
-        self._prepared: tuple[Terms, Cage] | None = None
+        self._prepared: tuple[Terms, Place] | None = None
+        self._ruleset: int | None = None
+        self._steps: list[Call] = []
 
     def allow(self, readable: list[str]) -> None:
         """Let programs read, and run where they may run any, what lies below these paths."""
@@ -96,15 +102,18 @@ class Zygote:
         control.send(protocol.READY)
         used = _cpu_seconds()
         while True:
-            message, received, _, _ = socket.recv_fds(
+            message, _, _, _ = socket.recv_fds(
                 control, protocol.MAX_MESSAGE, protocol.NUM_DESCRIPTORS
             )
             if not message:
                 break
             terms = Terms.unpack(message)
-            child = self._fork(received, terms)
-            for descriptor in received:
-                os.close(descriptor)
+            if self._prepared is None or self._prepared[0] != terms:
+                self._prepare(terms)
+            child = kernel.fork()
+            if child == 0:
+                program.become(self._steps)
+            os.closerange(0, protocol.NUM_DESCRIPTORS)
             _wait_for(child, control)
             self._kill_all()
             status, bad_call = _reap(child)
@@ -120,32 +129,27 @@ class Zygote:
         self._kill_all()
         _reap(0)
 
-    def _fork(self, received: list[int], terms: Terms) -> int:
-        if self._prepared is None or self._prepared[0] != terms:
-            self._prepare(terms)
-        assert self._prepared is not None
-        _, cage = self._prepared
-        child = kernel.fork()
-        if child == 0:
-            program.become(received, cage)
-        self._prepared = None
-        if cage.ruleset is not None:
-            os.close(cage.ruleset)
-        return child
-
     def _prepare(self, terms: Terms) -> None:
-        """Make an empty directory, and what a process on ``terms`` puts itself into."""
-        if self._prepared is not None and self._prepared[1].ruleset is not None:
-            os.close(self._prepared[1].ruleset)
-        folder = self._box.renew(terms.disk_bytes, may_execute=terms.may_execute_own)
+        """Have an empty directory, and what a process on ``terms`` does before its program."""
+        place = self._box.renew(terms.disk_bytes, may_execute=terms.may_execute_own)
+        if self._prepared == (terms, place):
+            return
+        self._prepared = None
+        if self._ruleset is not None:
+            os.close(self._ruleset)
+            self._ruleset = None
+        if self._caged:
+            self._ruleset = _moved(landlock.ruleset(self._rights(place.path, terms)))
         cage = Cage(
             user=self._user,
             limits=limits.limits_of(terms, self._other_processes),
-            ruleset=landlock.ruleset(self._rights(folder, terms)) if self._caged else None,
+            ruleset=self._ruleset,
             filter_program=self._filters[terms.may_execute] if self._caged else None,
-            folder=folder,
+            folder=place.path,
         )
-        self._prepared = (terms, cage)
+        self._steps = cage.steps()
+        os.environ["HOME"] = os.environ["TMPDIR"] = place.path
+        self._prepared = (terms, place)
 
     def _rights(self, folder: str, terms: Terms) -> list[tuple[str, int]]:
         execute = landlock.EXECUTE if terms.may_execute else 0
@@ -166,7 +170,7 @@ def _set_up_cell(settings: Settings) -> Zygote:
     child = os.fork()
     if child:
         # From here on the socket is process 1's alone, so that its end is seen.
-        kernel.close_all_from(3)
+        kernel.make([kernel.close_all_from(3)])
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -202,7 +206,7 @@ def _set_up_lock(settings: Settings) -> Zygote:
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     _become_unreachable()
     scope = landlock.scope_ruleset()
-    landlock.restrict(scope)
+    kernel.make([landlock.restrict(scope)])
     os.close(scope)
     if _reaches(os.getppid()):
         # Nothing may ever be killed from here: it would be the host's processes.
@@ -256,20 +260,29 @@ def _settle() -> None:
     site.sethelper()
     # The same numbers for every program: a verdict does not depend on the cell or its age.
     random.seed(0)
+    program.prepare()
+    # From now on the lowest numbers are free for what comes with a job.
+    os.closerange(0, protocol.NUM_DESCRIPTORS)
     gc.collect()
     gc.freeze()
 
 
 def _keep_high(descriptor: int) -> socket.socket:
-    """Return the socket at a descriptor above those that a job's process sets."""
-    control = socket.socket(fileno=descriptor)
+    """Return the socket at a descriptor above those of a job; all below lead nowhere for now."""
+    control = socket.socket(fileno=_moved(descriptor))
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    taken = [null]
-    while taken[-1] < FIRST_FREE:
-        taken.append(os.dup(null))
-    moved = socket.socket(fileno=os.dup(descriptor))
-    control.close()
-    os.dup(null)
+    for number in range(_FIRST_FREE):
+        if number != null:
+            os.dup2(null, number)
+    if null >= _FIRST_FREE:
+        os.close(null)
+    return control
+
+
+def _moved(descriptor: int) -> int:
+    """Return another descriptor of the same, above those of a job, in place of this one."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    os.close(descriptor)
     return moved
 
 
