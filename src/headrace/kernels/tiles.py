@@ -192,8 +192,9 @@ def count_differences(_context: Any, address: Any, stride: Any, rows: Any) -> An
     return types.intp(types.intp, types.intp, rows), generate
 
 
-PRODUCTS = ("fp32", "bf16", "fp16", "int8")
-"""What `dot_rows` multiplies: one, two, two or four numbers in each word."""
+PRODUCTS = ("fp32", "bf16", "fp16", "int8", "bf16 in tiles")
+"""What `dot_rows` multiplies: one, two, two, four or two numbers in each word. The last is for
+`amx.multiply_tiles`, and for what that cannot take."""
 
 
 @compile_time
@@ -310,6 +311,7 @@ _MULTIPLY_ADD: dict[str, Callable[..., Any]] = {
     "bf16": _bf16_product,
     "fp16": _fp16_product,
     "int8": _int8_product,
+    "bf16 in tiles": _bf16_product,
 }
 
 

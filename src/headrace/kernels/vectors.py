@@ -22,9 +22,10 @@ LANES = 16
 LARGEST_EXPONENT, SMALLEST_EXPONENT = 88.0, -87.0
 """`exp` saturates above and is 0 below: e^88 is nearly the largest fp32, e^-87 the least normal."""
 
-F32, _I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32, I8 = ir.FloatType(), ir.IntType(8)
+_I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS, WORDS, HALVES = (ir.VectorType(kind, LANES) for kind in (F32, I32, _I16))
-_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_BYTES = ir.VectorType(I8, LANES)
 SHORTS = ir.VectorType(ir.HalfType(), LANES)
 
 compile_time: Any = intrinsic

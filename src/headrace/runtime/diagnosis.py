@@ -80,7 +80,9 @@ def _machine() -> Iterator[Finding]:
 
 def _kernels() -> Finding:
     """The torch engine's kernels run on every processor, faster with these instructions."""
-    used = [name for name in ("avx512f", "avx512bf16", "avx512vnni") if has_feature(name)]
+    used = [
+        name for name in ("avx512f", "avx512bf16", "avx512vnni", "amx-bf16") if has_feature(name)
+    ]
     threads = parallel_function()
     return Finding(
         name="kernels",

@@ -9,10 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core import codegen
 
 from headrace.generators.torch_engine.cpu.panels import (
     Panels,
@@ -21,6 +23,7 @@ from headrace.generators.torch_engine.cpu.panels import (
     can_hold_int8,
 )
 from headrace.kernels import calls
+from headrace.kernels.amx import may_use_tiles
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -37,7 +40,7 @@ def relative_gap(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @given(
     num_rows=st.integers(1, 300),
-    inputs=st.integers(1, 70),
+    inputs=st.one_of(st.integers(1, 70), st.sampled_from([32, 64, 96, 160])),
     parts=st.lists(st.integers(1, 70), min_size=1, max_size=3),
     dtype=st.sampled_from(DTYPES),
     is_wide=st.booleans(),
@@ -89,14 +92,15 @@ def test_what_is_stored_in_half_the_bytes_is_rounded_as_torch_rounds(dtype: torc
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("inputs", [80, 96])
 def test_the_bits_of_a_row_depend_on_that_row_alone(
-    dtype: torch.dtype, *, is_quantized: bool
+    dtype: torch.dtype, inputs: int, *, is_quantized: bool
 ) -> None:
-    if is_quantized and not can_hold_int8(dtype, CPU, 80):
+    if is_quantized and not can_hold_int8(dtype, CPU, inputs):
         pytest.skip("this processor has no exact products of eight bits")
     panels = (QuantizedPanels if is_quantized else Panels)(dtype, dtype)
-    panels.load([drawn(70, 80, seed=0, dtype=dtype)], [])
-    hidden = drawn(61, 80, seed=1, dtype=dtype)
+    panels.load([drawn(70, inputs, seed=0, dtype=dtype)], [])
+    hidden = drawn(61, inputs, seed=1, dtype=dtype)
     together = panels.multiply(hidden)
     for first in range(61):
         for count in (1, 2, 3, 5, 13, 30):
@@ -106,13 +110,14 @@ def test_the_bits_of_a_row_depend_on_that_row_alone(
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 @pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_finite_spoils_its_own_rows_and_outputs_and_no_other(
-    wrong: float, *, is_quantized: bool
+    wrong: float, dtype: torch.dtype, *, is_quantized: bool
 ) -> None:
-    if is_quantized and not can_hold_int8(torch.float32, CPU, 64):
+    if is_quantized and not can_hold_int8(dtype, CPU, 64):
         pytest.skip("this processor has no exact products of eight bits")
-    weight, hidden = drawn(40, 64, seed=0), drawn(5, 64, seed=1)
-    panels = (QuantizedPanels if is_quantized else Panels)(torch.float32, torch.float32)
+    weight, hidden = (drawn(n, 64, seed=n, dtype=dtype) for n in (40, 5))
+    panels = (QuantizedPanels if is_quantized else Panels)(dtype, dtype)
     panels.load([weight], [])
     expected = panels.multiply(hidden)
     weight[7, 3] = hidden[2, 9] = wrong
@@ -165,6 +170,46 @@ def test_a_load_uses_the_memory_of_the_one_before() -> None:
     panels.load([torch.zeros(40, 8)], [])
     assert panels._store.panels.data_ptr() == address
     assert not panels.multiply(torch.ones(2, 8)).any()
+
+
+def test_tiles_are_used_where_linux_says_that_the_processor_has_them() -> None:
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text("utf-8").split() if cpuinfo.exists() else []
+    assert may_use_tiles() == {"amx_tile", "amx_bf16"}.issubset(flags)
+
+
+WITHOUT_TILES = """
+import numpy, sys, torch
+from headrace.generators.torch_engine.cpu.panels import Panels
+from headrace.kernels.amx import may_use_tiles
+assert not may_use_tiles()
+numbers = torch.from_numpy(numpy.load(sys.argv[1]))
+weight, hidden = numbers[:70].bfloat16(), numbers[70:].bfloat16()
+panels = Panels(torch.bfloat16, torch.float32)
+panels.load([weight], [])
+numpy.save(sys.argv[1], panels.multiply(hidden).numpy())
+"""
+
+
+def test_tiles_and_vectors_make_the_same_sums_but_for_their_order(tmp_path: Path) -> None:
+    if not may_use_tiles():
+        pytest.skip("this processor has no tiles")
+    numbers, path = drawn(131, 96, seed=0), tmp_path / "numbers.npy"
+    np.save(path, numbers.numpy())
+    features = f"{codegen.get_host_cpu_features()},-amx-tile,-amx-bf16"
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": features.replace("+amx-tile,", "").replace("+amx-bf16,", ""),
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    command = [sys.executable, "-c", WITHOUT_TILES, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    panels = Panels(torch.bfloat16, torch.float32)
+    panels.load([numbers[:70].bfloat16()], [])
+    found = panels.multiply(numbers[70:].bfloat16())
+    assert relative_gap(found, torch.from_numpy(np.load(path)).double()) < 1e-6
 
 
 OTHER_PROCESSOR = """

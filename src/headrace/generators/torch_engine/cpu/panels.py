@@ -17,6 +17,7 @@ from headrace.generators.torch_engine.cpu.product_kernels import (
     quantize_kernel,
 )
 from headrace.generators.torch_engine.forms import side_by_side
+from headrace.kernels.amx import may_use_tiles
 from headrace.kernels.calls import Call
 from headrace.kernels.compiled import BF16, FP16, FP32
 from headrace.kernels.vectors import LANES, has_feature
@@ -29,6 +30,11 @@ STORAGE = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
 """What kernels call the dtypes that they take."""
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def _name(dtype: torch.dtype) -> str:
+    name = _NAMES[dtype]
+    return f"{name} in tiles" if name == "bf16" and may_use_tiles() else name
 
 
 def can_hold(dtype: torch.dtype, device: torch.device, inputs: int) -> bool:
@@ -50,7 +56,7 @@ class Panels:
     def __init__(self, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
         """``out_dtype``: of the products, ``dtype`` or fp32."""
         self._store, self._bias = _Store(), _Bias()
-        self._product = _Product(_NAMES[dtype], out_dtype)
+        self._product = _Product(_name(dtype), out_dtype)
         self._zeros = torch.zeros(OUTPUTS)
         self._product.call[7] = self._zeros.data_ptr()
 

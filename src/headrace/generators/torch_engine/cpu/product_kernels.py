@@ -14,6 +14,13 @@ from typing import Any
 import numpy as np
 
 from headrace.generators.torch_engine.forms import LARGEST_INT8
+from headrace.kernels.amx import (
+    PANEL_VECTORS,
+    TALLEST_TILES,
+    TILE_WORDS,
+    multiply_tiles,
+    release_tiles,
+)
 from headrace.kernels.compiled import (
     BYTES,
     ONE,
@@ -67,7 +74,7 @@ CHUNK = 20 * TALLEST
 OUTPUTS = WIDTH * LANES
 """Of one panel."""
 
-_TILE = TALLEST * OUTPUTS
+_TILE = max(TALLEST, TALLEST_TILES) * OUTPUTS
 UNSIGNED = 128
 """Added to a byte of a row, since processors multiply unsigned by signed ones."""
 
@@ -152,6 +159,8 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
     Arguments: taken, n, words, vectors, rows, panels, out, first, row_scales, scales, bias.
     """
     kind, bytes_of = PRODUCTS.index(product), BYTES[storage]
+    has_tiles = product == "bf16 in tiles"
+    assert not has_tiles or WIDTH == PANEL_VECTORS
 
     def multiply_rows(pointer: Any) -> None:
         call = address_of(pointer)
@@ -161,6 +170,7 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
         num_panels = (vectors + WIDTH - 1) // WIDTH
         num_chunks = (num_rows + CHUNK - 1) // CHUNK
         tile = room(_TILE)
+        in_tiles = has_tiles and words % TILE_WORDS == 0
         while True:
             item = next_item(call)
             if item >= num_panels * num_chunks:
@@ -173,7 +183,10 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
             while row < end:
                 rows = argument(call, 4) + stride * row
                 left = end - row
-                if left >= TALLEST:
+                if in_tiles:
+                    tall = min(left, TALLEST_TILES)
+                    multiply_tiles(tall, rows, stride, panel, words, tile)
+                elif left >= TALLEST:
                     tall = TALLEST
                     dot_rows(TALLEST, WIDTH, kind, rows, stride, panel, words, first, tile)
                 elif left >= SHORTER:
@@ -197,6 +210,8 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
                     storage,
                 )
                 row += tall
+        if in_tiles:
+            release_tiles()
 
     return kernel(multiply_rows)
 
