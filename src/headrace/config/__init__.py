@@ -48,6 +48,7 @@ from headrace.config.objective import (
 )
 from headrace.config.parallel import ParallelConfig
 from headrace.config.pipeline import PipelineConfig
+from headrace.config.placement import PlacementConfig
 from headrace.config.problems import CheckedRecipe
 from headrace.config.remote import RemoteConfig
 from headrace.config.run import DeviceName, RunConfig
@@ -113,6 +114,7 @@ __all__ = [
     "ParallelConfig",
     "ParquetSource",
     "PipelineConfig",
+    "PlacementConfig",
     "PpoClipLoss",
     "ReasoningGymSource",
     "ReinforceLoss",

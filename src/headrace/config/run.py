@@ -24,6 +24,7 @@ from headrace.config.objective import BEYOND_GROUPS, OBJECTIVES, ObjectiveConfig
 from headrace.config.objective_rules import ObjectiveSetting, objective_refusals
 from headrace.config.parallel_rules import parallel_refusals
 from headrace.config.pipeline import PipelineConfig
+from headrace.config.placement import PlacementConfig, placement_refusals
 from headrace.config.section import Section
 from headrace.config.verifier import VerifierConfig
 from headrace.config.weight_sync import WeightSyncConfig, weight_sync_refusals
@@ -74,6 +75,8 @@ class RunConfig(Section):
     """The update."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     """How new weights get from the learner to the generators."""
+    placement: PlacementConfig = PlacementConfig()
+    """Where generators live."""
     eval: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -136,6 +139,9 @@ def contradictions(config: RunConfig) -> Iterator[Contradiction]:
     for keys, text in parallel_refusals(config.learner):
         yield Contradiction(keys=keys, text=text)
     for keys, text in weight_sync_refusals(config.weight_sync):
+        yield Contradiction(keys=keys, text=text)
+    placed = placement_refusals(config.placement, config.generator.engine, config.weight_sync)
+    for keys, text in placed:
         yield Contradiction(keys=keys, text=text)
     sampling = {"sampling": config.sampling}
     if config.eval.sampling is not None:

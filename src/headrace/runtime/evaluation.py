@@ -17,13 +17,13 @@ from headrace.held_out import evaluate_prompts
 from headrace.models.foreign import load_policy
 from headrace.models.weights import weight_update
 from headrace.runtime.devices import engine_device
-from headrace.runtime.generators import CLOSE_SECONDS, build_generator
+from headrace.runtime.generators import CLOSE_SECONDS, build_weight_sync
 from headrace.runtime.local import evaluation_plan
+from headrace.runtime.places import LocalPlaces
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedRun
 from headrace.types import RolloutGroup, Verdict, WeightUpdate
 from headrace.verifiers import build_verifier
-from headrace.weight_sync import MemoryWeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,8 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
     if plan is None or not plan.prompts:
         msg = "data.eval: missing; an evaluation needs held-out prompts"
         raise ConfigError(msg)
-    config = prepared.config
+    num_threads = prepared.config.num_threads or os.cpu_count() or 1
+    config = prepared.config.model_copy(update={"num_threads": num_threads})
     torch.set_num_threads(1)  # the compute thread has the cores
     dtype = resolve_dtype(config.generator.dtype, engine_device(config))
     decoder = await asyncio.to_thread(load_policy, prepared.model.directory, dtype)
@@ -54,13 +55,17 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
         return weight_update(0, tensors)
 
     async with AsyncExitStack() as stack:
-        compute = ComputeThread("generator", config.num_threads or os.cpu_count() or 1)
+        compute = ComputeThread("generator", num_threads)
         stack.push_async_callback(asyncio.to_thread, compute.close, CLOSE_SECONDS)
-        generator = build_generator(config, prepared.model, compute)
+        places = LocalPlaces()
+        channel = places.channel(config, compute)
+        if channel is not None:
+            stack.callback(channel.store.close)
+        generator = places.generator(config, prepared.model, compute, channel)
         stack.push_async_callback(generator.close)
         verifier = build_verifier(config.verifier)
         stack.push_async_callback(verifier.close)
-        await MemoryWeightSync(export, [generator]).publish(0)
+        await build_weight_sync(export, generator, channel).publish(0)
         groups, metrics = await evaluate_prompts(plan, generator, verifier, config.seed)
     _require_scores([verdict for group in groups for verdict in group.verdicts or ()])
     sampling = {str(mode): dataclasses.asdict(params) for mode, (_, params) in plan.modes.items()}

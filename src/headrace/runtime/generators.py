@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import assert_never
 
 from headrace.compute import ComputeThread
 from headrace.config import EngineName, GeneratorConfig, RunConfig
 from headrace.generators import TorchGenerator
+from headrace.generators.pool import GeneratorPool, PoolSettings
+from headrace.generators.pool.proxy import Hosted, Launch
 from headrace.generators.vllm import VllmGenerator, VllmSettings
 from headrace.models.decoder_config import DecoderConfig
+from headrace.roles import WeightReader, WeightSync
+from headrace.runtime.cores import learner_threads
 from headrace.runtime.devices import engine_device, resolve_device
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedModel
 from headrace.waves import PausableGenerator
+from headrace.weight_sync import MemoryWeightSync, StoredWeightSync, WeightChannel
+from headrace.weight_sync.memory import Export
 
 CLOSE_SECONDS = 600.0
 """A run that ends waits so long for what still computes; work that hangs must not hold its end."""
@@ -31,6 +39,9 @@ def compute_threads(
     nobody would use the generator's.
     """
     assert config.num_threads is not None
+    if config.placement.is_disaggregated:
+        shared = _compute_thread(stack, "learner", learner_threads(config, config.num_threads))
+        return shared, shared
     if config.max_staleness == 0 or not _takes_cores(config.generator.engine):
         shared = _compute_thread(stack, "compute", config.num_threads)
         return shared, shared
@@ -58,6 +69,46 @@ def _compute_thread(stack: AsyncExitStack, name: str, num_threads: int) -> Compu
     compute = ComputeThread(name, num_threads)
     stack.push_async_callback(asyncio.to_thread, compute.close, CLOSE_SECONDS)
     return compute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunGenerator:
+    """What a process builds its generator from: a `GeneratorSpec`."""
+
+    config: RunConfig
+    model_directory: Path
+    num_threads: int
+    reader: WeightReader
+
+    def build(self) -> Hosted:
+        """See `GeneratorSpec`."""
+        model = PreparedModel.read(self.model_directory)
+        compute = ComputeThread("generator", self.num_threads)
+        return Hosted(generator=build_generator(self.config, model, compute), weights=self.reader)
+
+
+def build_pool(config: RunConfig, launch: Launch, channel: WeightChannel) -> GeneratorPool:
+    """Return the pool of a run, whose members ``launch`` starts with the first weights."""
+    placement = config.placement
+    settings = PoolSettings(
+        num_members=placement.num_generators,
+        max_rollouts=config.generator.max_concurrent_rollouts,
+        heartbeat_seconds=placement.heartbeat_seconds,
+        hang_seconds=placement.hang_seconds,
+        max_restarts=placement.max_restarts,
+        backoff_seconds=placement.backoff_seconds,
+    )
+    return GeneratorPool(launch, settings, channel.store)
+
+
+def build_weight_sync(
+    export: Export, generator: PausableGenerator, channel: WeightChannel | None
+) -> WeightSync:
+    """Return what brings weights to ``generator``: through ``channel``, or by reference."""
+    if channel is None:
+        return MemoryWeightSync(export, [generator])
+    assert isinstance(generator, GeneratorPool), "who is told of weights is a pool"
+    return StoredWeightSync(export, channel.store, [generator])
 
 
 def build_generator(

@@ -43,7 +43,7 @@ from headrace.monitors import (
 from headrace.roles import Monitor, Verifier
 from headrace.runtime import run_files
 from headrace.runtime.devices import resolve_device
-from headrace.runtime.generators import compute_threads
+from headrace.runtime.generators import build_weight_sync, compute_threads
 from headrace.runtime.learners import LocalLearner, build_learner
 from headrace.runtime.places import LocalPlaces, Places
 from headrace.runtime.preflight import PreparedRun, sampling_params
@@ -51,7 +51,7 @@ from headrace.runtime.recording import Recording
 from headrace.runtime.revival import Beginning, outlive
 from headrace.types import RunEvent, SamplingParams
 from headrace.waves import PausableGenerator
-from headrace.weight_sync import MemoryWeightSync
+from headrace.weight_sync import WeightChannel
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ class _Kept:
     places: Places
     generator_compute: ComputeThread
     learner_compute: ComputeThread
+    channel: WeightChannel | None
+    """Carries weights to generators elsewhere."""
     roles: tuple[PausableGenerator, Verifier] | None = None
     """Built after the first learner, which takes its memory first."""
 
@@ -89,7 +91,9 @@ class _Kept:
         """Return generator and verifier, which have counted nothing yet."""
         if self.roles is None:
             config = prepared.config
-            generator = self.places.generator(config, prepared.model, self.generator_compute)
+            generator = self.places.generator(
+                config, prepared.model, self.generator_compute, self.channel
+            )
             self.stack.push_async_callback(generator.close)
             verifier = self.places.verifier(config)
             self.stack.push_async_callback(verifier.close)
@@ -117,7 +121,11 @@ class LocalRun:
             self.prepared.config,
             device="cuda" if device.type == "cuda" else "cpu",
             num_threads=os.cpu_count() or 1,
-            max_cache_gib=round(default_cache_bytes(device) / 2**30, 3),
+            # Of each generator: all of them together have what one would have had.
+            max_cache_gib=round(
+                default_cache_bytes(device) / self.prepared.config.placement.num_generators / 2**30,
+                3,
+            ),
         )
         self.prepared = replace(self.prepared, config=config)
 
@@ -185,6 +193,9 @@ class LocalRun:
         config = self.prepared.config
         ledger = stack.enter_context(Ledger(self.output / run_files.LEDGER_FILE))
         generator_compute, learner_compute = compute_threads(stack, config)
+        channel = self.places.channel(config, learner_compute)
+        if channel is not None:
+            stack.callback(channel.store.close)
         recording = Recording(
             self.output, config, num_steps=num_steps, num_threads=learner_compute.num_threads
         )
@@ -201,6 +212,7 @@ class LocalRun:
             places=self.places,
             generator_compute=generator_compute,
             learner_compute=learner_compute,
+            channel=channel,
         )
 
     async def _build(
@@ -210,7 +222,8 @@ class LocalRun:
         config, step, ledger = self.prepared.config, beginning.step, kept.ledger
         kept.take_back(beginning)
         kept.monitor.on_event(self._event(beginning))
-        learner = build_learner(self.prepared, num_steps, kept.learner_compute)
+        room = None if kept.channel is None else kept.channel.room
+        learner = build_learner(self.prepared, num_steps, kept.learner_compute, room)
         stack.push_async_callback(learner.close)
         await learner.start()
         await self._rehearse(learner)
@@ -225,7 +238,9 @@ class LocalRun:
                 generator=generator,
                 verifier=verifier,
                 learner=learner,
-                weight_sync=MemoryWeightSync(kept.recording.noting(learner.export), [generator]),
+                weight_sync=build_weight_sync(
+                    kept.recording.noting(learner.export), generator, kept.channel
+                ),
                 monitor=kept.monitor,
                 buffer=RolloutBuffer(
                     groups_per_step=config.groups_per_step,

@@ -9,18 +9,36 @@ from typing import Protocol
 
 from headrace.compute import ComputeThread
 from headrace.config import RunConfig
+from headrace.generators.pool import ChildLauncher
 from headrace.roles import Verifier
-from headrace.runtime.generators import build_generator
+from headrace.runtime.cores import threads_of_each
+from headrace.runtime.generators import (
+    RunGenerator,
+    build_generator,
+    build_pool,
+)
 from headrace.runtime.preflight import PreparedModel
 from headrace.verifiers import build_verifier
 from headrace.waves import PausableGenerator
+from headrace.weight_sync import WeightChannel, build_weight_channel
 
 
 class Places(Protocol):
-    """Builds what a runtime places. Whoever asks for a role closes it."""
+    """Builds what a runtime places. Whoever asks for a role or a channel closes it."""
+
+    def channel(self, config: RunConfig, compute: ComputeThread) -> WeightChannel | None:
+        """Return what carries weights to generators elsewhere; None where the learner's are theirs.
+
+        ``compute``: where the learner computes.
+        """
+        ...
 
     def generator(
-        self, config: RunConfig, model: PreparedModel, compute: ComputeThread
+        self,
+        config: RunConfig,
+        model: PreparedModel,
+        compute: ComputeThread,
+        channel: WeightChannel | None,
     ) -> PausableGenerator:
         """Return the generator of a run; it holds no weights until the first are published.
 
@@ -36,11 +54,31 @@ class Places(Protocol):
 class LocalPlaces:
     """This process, and others of this machine."""
 
+    def channel(self, config: RunConfig, compute: ComputeThread) -> WeightChannel | None:
+        """See `Places`."""
+        if not config.placement.is_disaggregated:
+            return None
+        return build_weight_channel(config.weight_sync, compute)
+
     def generator(
-        self, config: RunConfig, model: PreparedModel, compute: ComputeThread
+        self,
+        config: RunConfig,
+        model: PreparedModel,
+        compute: ComputeThread,
+        channel: WeightChannel | None,
     ) -> PausableGenerator:
         """See `Places`."""
-        return build_generator(config, model, compute)
+        if channel is None:
+            return build_generator(config, model, compute)
+        assert config.num_threads is not None, "a run fills it in"
+        spec = RunGenerator(
+            config=config,
+            model_directory=model.directory,
+            num_threads=threads_of_each(config, config.num_threads),
+            reader=channel.reader,
+        )
+        deadline = config.placement.start_deadline_seconds
+        return build_pool(config, ChildLauncher(spec, deadline_seconds=deadline), channel)
 
     def verifier(self, config: RunConfig) -> Verifier:
         """See `Places`."""

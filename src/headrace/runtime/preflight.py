@@ -36,6 +36,7 @@ from headrace.models.decoder_config import DecoderConfig
 from headrace.models.foreign_config import ForeignConfig, read_policy_config
 from headrace.models.hf_files import check_weights, ignored_sampling_options, read_hf_config
 from headrace.models.tokenizer import Tokenizer
+from headrace.runtime.cores import core_notes
 from headrace.runtime.devices import engine_device, missing_device, resolve_device
 from headrace.runtime.engines import missing_engine
 from headrace.runtime.foreign_models import foreign_bytes, foreign_note, foreign_problems
@@ -133,6 +134,8 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
                 _check_adapter(recipe, found.model.decoder_config)
     found.problems += _device_problems(recipe)
     found.problems += _engine_problems(recipe)
+    if not recipe.faulty:
+        found.notes += core_notes(config, os.cpu_count() or 1)
     for name, component in config.verifier.components.items():
         with _collect(found):
             check_component(name, component)

@@ -43,6 +43,8 @@ _FREE_KEYS = (
     "num_steps",
     "num_epochs",
     "alarms",
+    "placement",
+    "weight_sync",
 )
 """A resumed run may change these; all others would make it another run."""
 _FREE_COMPONENT_KEYS = ("url", "api_key_variable", "max_retries", "max_concurrent", "num_processes")
