@@ -23,6 +23,7 @@ from headrace.kernels.vectors import (
     SHORTS,
     WORDS,
     Vector,
+    ask_for,
     call_llvm,
     compile_time,
     constant,
@@ -209,19 +210,22 @@ def dot_rows(
     words: Any,
     first: Any,
     out: Any,
+    ahead: Any,
+    pace: Any,
 ) -> Any:
-    """(num_rows, width, product, rows, stride, panel, words, first, out): a tile of a product.
+    """(num_rows, width, product, rows, stride, panel, words, first, out, ahead, pace): a product.
 
     ``rows``: so many rows of ``words`` words, ``stride`` bytes apart. ``panel``: for each word of a
     row, ``width`` vectors with one word each of 16 columns. ``first``: what the sums begin with,
     ``width`` vectors for all rows. ``out``: [num_rows, width, 16], in fp32, of int8 in int32.
+    ``ahead``: memory to be read later, of which ``pace`` bytes are asked for with each word.
     Sums grow word by word, in whichever tile a row lies, so its bits depend on nothing else.
     """
     size, vectors = _literal(num_rows), _literal(width)
     product_of = _MULTIPLY_ADD[PRODUCTS[_literal(product)]]
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        rows, stride, panel, words, first, out = values[3:]
+        rows, stride, panel, words, first, out, ahead, pace = values[3:]
         bases = [rows]
         while len(bases) < size:
             bases.append(builder.add(bases[-1], stride))
@@ -231,6 +235,7 @@ def dot_rows(
         builder.branch(loop)
         builder.position_at_end(loop)
         word, *sums = (builder.phi(kind) for kind in (I64, *[WORDS] * len(starts)))
+        ask_for(builder, builder.add(ahead, builder.mul(word, pace)))
         grown = [builder.add(word, I64(1)), *_grown(builder, product_of, sums, bases, panel, word)]
         for phi, begin, end in zip((word, *sums), (I64(0), *starts), grown, strict=True):
             phi.add_incoming(begin, before)
@@ -242,7 +247,7 @@ def dot_rows(
             builder.store(total, pointer_to(builder, at, WORDS), align=4)
         return context.get_dummy_value()
 
-    integers = (types.intp,) * 6
+    integers = (types.intp,) * 8
     return types.void(num_rows, width, product, *integers), generate
 
 

@@ -318,13 +318,18 @@ def add_to(builder: ir.IRBuilder, values: Any) -> Any:
     builder.atomic_rmw("add", pointer_to(builder, values[0], I64), values[1], "monotonic")
 
 
-@_function(types.void, types.intp)
-def prefetch(builder: ir.IRBuilder, values: Any) -> Any:
-    """(address): ask for the cache line there, to be read soon."""
-    pointer = pointer_to(builder, values[0], ir.IntType(8))
+def ask_for(builder: ir.IRBuilder, address: Any) -> None:
+    """Emit what has the cache line at ``address`` on its way, to be read soon."""
+    pointer = pointer_to(builder, address, I8)
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [pointer, I32(0), I32(3), I32(1)])
+
+
+@_function(types.void, types.intp)
+def prefetch(builder: ir.IRBuilder, values: Any) -> Any:
+    """(address): ask for the cache line there, to be read soon."""
+    ask_for(builder, values[0])
 
 
 @_function(types.intp, types.voidptr)

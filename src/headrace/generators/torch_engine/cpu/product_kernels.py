@@ -171,10 +171,17 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
         num_chunks = (num_rows + CHUNK - 1) // CHUNK
         tile = room(_TILE)
         in_tiles = has_tiles and words % TILE_WORDS == 0
+        # Where a chunk goes over its panel several times, each asks for a part of the next panel:
+        # the first time over that one would else wait for memory.
+        passes = min(num_rows, CHUNK) // TALLEST
+        pace = 4 * OUTPUTS // passes if passes > 1 else 0
+        following = next_item(call)
         while True:
-            item = next_item(call)
+            item = following
             if item >= num_panels * num_chunks:
                 break
+            following = next_item(call)
+            ahead = argument(call, 5) + stride * OUTPUTS * (following % num_panels)
             number = item % num_panels
             panel = argument(call, 5) + stride * OUTPUTS * number
             first = argument(call, 7) + (4 * OUTPUTS * number if row_scales != 0 else 0)
@@ -188,16 +195,22 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
                     multiply_tiles(tall, rows, stride, panel, words, tile)
                 elif left >= TALLEST:
                     tall = TALLEST
-                    dot_rows(TALLEST, WIDTH, kind, rows, stride, panel, words, first, tile)
+                    dot_rows(
+                        TALLEST, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace
+                    )
                 elif left >= SHORTER:
                     tall = SHORTER
-                    dot_rows(SHORTER, WIDTH, kind, rows, stride, panel, words, first, tile)
+                    dot_rows(
+                        SHORTER, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace
+                    )
                 elif left >= SHORTEST:
                     tall = SHORTEST
-                    dot_rows(SHORTEST, WIDTH, kind, rows, stride, panel, words, first, tile)
+                    dot_rows(
+                        SHORTEST, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace
+                    )
                 else:
                     tall = 1
-                    dot_rows(1, WIDTH, kind, rows, stride, panel, words, first, tile)
+                    dot_rows(1, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace)
                 _store_tile(
                     tile,
                     argument(call, 6) + out_stride * row + bytes_of * OUTPUTS * number,
@@ -210,6 +223,7 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
                     storage,
                 )
                 row += tall
+                ahead += pace * words
         if in_tiles:
             release_tiles()
 
