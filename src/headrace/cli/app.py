@@ -22,6 +22,7 @@ from headrace.cli import (
     inspect,
     replay,
     report,
+    scale,
     serve_verifiers,
     train,
     verify,
@@ -68,6 +69,7 @@ app.command("inspect")(inspect.inspect)
 app.command("replay")(replay.replay)
 app.command("verify")(verify.verify)
 app.command("serve-verifiers")(serve_verifiers.serve_verifiers)
+app.command("scale")(scale.scale)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)
 app.command("fetch")(fetch.fetch)

@@ -49,6 +49,7 @@ from headrace.runtime.places import LocalPlaces, Places
 from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.runtime.recording import Recording
 from headrace.runtime.revival import Beginning, outlive
+from headrace.runtime.scaling import listening, scaler_of
 from headrace.types import RunEvent, SamplingParams
 from headrace.waves import PausableGenerator
 from headrace.weight_sync import WeightChannel
@@ -77,6 +78,10 @@ class _Kept:
     """Carries weights to generators elsewhere."""
     roles: tuple[PausableGenerator, Verifier] | None = None
     """Built after the first learner, which takes its memory first."""
+
+    def generator(self) -> PausableGenerator | None:
+        """Return the generator; None while there is none yet."""
+        return None if self.roles is None else self.roles[0]
 
     def take_back(self, beginning: Beginning) -> None:
         """Forget what was made after ``beginning``. Raises RunDirectoryError, OSError."""
@@ -146,6 +151,7 @@ class LocalRun:
             stack.enter_context(run_files.locked(self.output))
             store, last = self._open_directory(num_steps)
             kept = self._kept(stack, store, num_steps)
+            await stack.enter_async_context(listening(self.output, scaler_of(kept.generator)))
 
             async def live(beginning: Beginning) -> RunOutcome:
                 async with AsyncExitStack() as ending:
