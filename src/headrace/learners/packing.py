@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TypeVar
+from itertools import accumulate, compress
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -147,10 +148,10 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
     owners, rows = _sorted_rows(groups)
     inputs = [*prompts, *(row.rollout.completion_ids[: row.num_inputs] for row in rows)]
     starts = [0] * len(prompts) + [len(prompts[owner]) for owner in owners]
-    repeats = torch.tensor([len(row.trained) for row in rows])
+    repeats = [len(row.trained) for row in rows]
 
     def per_row(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32).repeat_interleave(repeats).to(device)
+        return _repeated(np.asarray(values, dtype=np.float32), repeats).to(device)
 
     return Microbatch(
         rows=tuple(rows),
@@ -165,7 +166,7 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
         target_ids=_cat([_trained_part(row, row.rollout.completion_ids) for row in rows]).to(
             device
         ),
-        rollout_index=torch.arange(len(rows)).repeat_interleave(repeats).to(device),
+        rollout_index=_repeated(np.arange(len(rows)), repeats).to(device),
         support=_support(rows, device),
         generator_logprobs=torch.tensor(
             [lp for row in rows for lp in _trained_part(row, row.rollout.generator_logprobs)]
@@ -192,9 +193,8 @@ def _support(rows: Sequence[TrainingRow], device: torch.device) -> Support | Non
         for row in rows
         for encoded in _trained_part(row, row.rollout.kept_support or ())
     ]
-    counts = torch.tensor([len(ids) for ids in kept])
     return Support(
-        rows=torch.arange(len(kept)).repeat_interleave(counts).to(device),
+        rows=_repeated(np.arange(len(kept)), [len(ids) for ids in kept]).to(device),
         ids=torch.from_numpy(np.concatenate(kept)).to(device),
     )
 
@@ -214,8 +214,13 @@ def _cat(sequences: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([token for ids in sequences for token in ids], dtype=torch.int64)
 
 
+def _repeated(values: npt.NDArray[Any], counts: Sequence[int]) -> Tensor:
+    """Return [sum(counts)] each value as often as its count says."""
+    return torch.from_numpy(np.repeat(values, counts))
+
+
 def _trained_part(row: TrainingRow, values: Sequence[T]) -> list[T]:
-    return [values[index] for index in row.trained]
+    return list(compress(values, row.rollout.loss_mask))
 
 
 def _source_rows(

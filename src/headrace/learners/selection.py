@@ -7,7 +7,8 @@ is fixed over the whole minibatch before anything is split.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import compress
 
 from headrace.config import OverlongConfig
 from headrace.errors import RunError
@@ -29,11 +30,13 @@ class TrainingRow:
     """As it is trained on; a critic reads it."""
     proximal_logprobs: tuple[float, ...] | None = None
     """Of its trained tokens, where they are known before the minibatch's pass."""
+    trained: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """[at least 1] places in the completion of the tokens trained on."""
 
-    @property
-    def trained(self) -> tuple[int, ...]:
-        """[at least 1] places in the completion of the tokens trained on."""
-        return tuple(index for index, is_trained in enumerate(self.rollout.loss_mask) if is_trained)
+    def __post_init__(self) -> None:
+        """Find them once: packing reads them many times."""
+        mask = self.rollout.loss_mask
+        object.__setattr__(self, "trained", tuple(compress(range(len(mask)), mask)))
 
     @property
     def num_inputs(self) -> int:
