@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from headrace.bench import (
+    asynchronous,
     generate,
     int8,
     learn,
@@ -27,7 +28,9 @@ from headrace.bench.result import (
     PEER_PACKAGES,
     Benchmark,
     BenchResult,
+    Measure,
     Progress,
+    all_of,
     describe_machine,
     installed_versions,
     num_usable_cpus,
@@ -43,6 +46,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         smollm2.BENCHMARK,
         step.BENCHMARK,
         verify.BENCHMARK,
+        asynchronous.BENCHMARK,
         learn.BENCHMARK,
         mismatch.BENCHMARK,
         generate.BENCHMARK,
@@ -56,24 +60,28 @@ _BUSY_SHARE = 0.25
 """Load for each core above which a measurement is not of this program alone."""
 
 
-def run_benchmark(name: str, against: str | None, progress: Progress) -> BenchResult:
+def run_benchmark(
+    name: str, against: str | None, progress: Progress, *, parts: str | None = None
+) -> BenchResult:
     """Measure ``name``, beside the peers that ``against`` lists with commas between, if given.
 
-    Raises ConfigError for an unknown name or peer, UserError when something must be brought
-    first, and RunError when what is measured fails.
+    ``parts``, listed in the same way, measures these alone. Raises ConfigError for an unknown
+    name, part or peer, UserError when something must be brought first, and RunError when what is
+    measured fails.
     """
     benchmark = _benchmark(name)
     peers = tuple(dict.fromkeys(against.split(","))) if against is not None else ()
     for peer in peers:
         if peer not in benchmark.peers:
             raise ConfigError(_unknown_peer(benchmark, peer))
+    measure = _measure(benchmark, parts)
     machine = describe_machine()
     if os.getloadavg()[0] > _BUSY_SHARE * num_usable_cpus():
         progress(
             f"note: other work is running (load average {os.getloadavg()[0]:.1f}): these figures "
             "are of a busy machine"
         )
-    figures = benchmark.measure(peers, progress)
+    figures = measure(peers, progress)
     packages = [PEER_PACKAGES.get(peer, peer) for peer in peers]
     versions = installed_versions(package for package in packages if package is not None)
     if "vllm" in peers:
@@ -88,6 +96,19 @@ def _benchmark(name: str) -> Benchmark:
     meant = f"did you mean {close[0]}? " if close else ""
     msg = f"bench {name}: no such measurement; {meant}there are {', '.join(BENCHMARKS)}"
     raise ConfigError(msg)
+
+
+def _measure(benchmark: Benchmark, parts: str | None) -> Measure:
+    if parts is None:
+        return benchmark.measure
+    names = tuple(dict.fromkeys(parts.split(",")))
+    for name in names:
+        if name not in benchmark.parts:
+            listed = ", ".join(benchmark.parts)
+            allowed = f"allowed: {listed}" if listed else "it has none; leave --part out"
+            msg = f"bench {benchmark.name} --part {name}: no such part; {allowed}"
+            raise ConfigError(msg)
+    return all_of([benchmark.parts[name] for name in names])
 
 
 def _unknown_peer(benchmark: Benchmark, against: str) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +34,10 @@ PEER_PACKAGES: Mapping[str, str | None] = {
 for one that lives in an environment of its own."""
 
 
+Measure: TypeAlias = Callable[[Peers, Progress], Figures]
+"""Measures and returns figures. Raises HeadraceError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """One measurement."""
@@ -41,10 +45,23 @@ class Benchmark:
     name: str
     summary: str
     """One line for people."""
-    measure: Callable[[Peers, Progress], Figures]
-    """Raises HeadraceError."""
+    measure: Measure
+    parts: Mapping[str, Measure] = field(default_factory=dict)
+    """What can be measured by itself, by name; `measure` may leave some of it out."""
     peers: tuple[str, ...] = ()
     """What it can be measured against; each names a Python package, or is in `PEER_PACKAGES`."""
+
+
+def all_of(parts: Sequence[Measure]) -> Measure:
+    """Return what measures every one of ``parts``, one after the other."""
+
+    def measure(peers: Peers, progress: Progress) -> Figures:
+        figures: dict[str, float] = {}
+        for part in parts:
+            figures |= part(peers, progress)
+        return figures
+
+    return measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from headrace.bench import verify_math, verify_peers, verify_remote, verify_sandbox
-from headrace.bench.result import Benchmark, Figures, Peers, Progress
+from headrace.bench.result import Benchmark, all_of
 
-_PARTS = (
-    verify_sandbox.measure,
-    verify_remote.measure,
-    verify_math.measure,
-    verify_peers.measure,
-)
-
-
-def measure(peers: Peers, progress: Progress) -> Figures:
-    """Measure every part, one after the other."""
-    figures: dict[str, float] = {}
-    for part in _PARTS:
-        figures |= part(peers, progress)
-    return figures
-
+PARTS = {
+    "sandbox": verify_sandbox.measure,
+    "remote": verify_remote.measure,
+    "math": verify_math.measure,
+    "peers": verify_peers.measure,
+}
 
 BENCHMARK = Benchmark(
     name="verify",
     summary="executions and verdicts a second, attacks and forgeries, beside other graders",
-    measure=measure,
+    measure=all_of(tuple(PARTS.values())),
+    parts=PARTS,
     peers=(verify_math.PEER, *verify_peers.PEERS),
 )

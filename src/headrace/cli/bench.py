@@ -15,6 +15,9 @@ def bench(
     against: Annotated[
         str | None, typer.Option(help="Peers to measure in the same run, such as trl, or hf,vllm.")
     ] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Parts to measure alone, such as sandbox, or sandbox,math.")
+    ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -25,7 +28,7 @@ def bench(
         for known, benchmark in BENCHMARKS.items():
             typer.echo(f"{known:12} {benchmark.summary}")
         return
-    result = run_benchmark(name, against, progress=_say)
+    result = run_benchmark(name, against, progress=_say, parts=part)
     typer.echo(json.dumps(result.to_json()) if as_json else result.table())
 
 

@@ -35,6 +35,7 @@ def test_every_benchmark_of_the_design_is_there_under_its_name() -> None:
         "smollm2",
         "step",
         "verify",
+        "async",
         "learn",
         "mismatch",
         "generate",

@@ -1,0 +1,72 @@
+"""The part of `bench async` about learning: what staleness does to a policy, corrected and not.
+
+The quickstart three times with the same seed: synchronous; up to 8 updates stale, with truncated
+importance weights against the policy that sampled each token; and as stale without them, as if the
+rollouts were new. `headrace check` refuses the last one, so the program takes the weights out after
+it. ``heldout_*`` are sampled pass@1 on held-out prompts after the last step, ``heldout_loss_*`` by
+how much they lie below the synchronous run, ``staleness_mean_*`` how stale the tokens were that
+each run was trained on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headrace.bench.async_run import UNCORRECTED
+from headrace.bench.async_speed import QUICKSTART
+from headrace.bench.command import run_module
+from headrace.bench.result import Figures, Peers, Progress
+from headrace.monitors import RunHistory, read_run
+
+SAMPLED = "eval/sampled/pass_at_1"
+
+WORKLOAD = (
+    "num_steps=100",
+    "learner.optimizer.learning_rate=1e-3",
+    "eval.every=100",
+    "eval.greedy=false",
+    "checkpoint.every=1000",
+    "monitors.rollouts_every=0",
+    "monitors.record=none",
+    "monitors.console=false",
+)
+STALE = (
+    "max_staleness=8",
+    "generator.on_update=keep",
+    "objective.proximal=recompute",
+    "objective.correction=tis",
+)
+RUNS: Mapping[str, Sequence[str]] = {
+    "sync": (),
+    "corrected": STALE,
+    "uncorrected": (*STALE, UNCORRECTED),
+}
+
+
+def measure(_peers: Peers, progress: Progress) -> Figures:
+    """Train the three and compare them."""
+    runs: dict[str, RunHistory] = {}
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        for name, settings in RUNS.items():
+            output = Path(folder) / name
+            arguments = [str(QUICKSTART), str(output), "0", *WORKLOAD, *settings]
+            run_module("headrace.bench.async_run", arguments, progress=progress)
+            runs[name] = read_run(output)
+            progress(f"{name}: {runs[name].evaluations[-1].metrics[SAMPLED]:.3f} on held-out sums")
+    return figures(runs)
+
+
+def figures(runs: Mapping[str, RunHistory]) -> Figures:
+    """Return the figures of runs by name, the synchronous one among them."""
+    found: dict[str, float] = {}
+    synchronous = runs["sync"].evaluations[-1].metrics[SAMPLED]
+    for name, run in runs.items():
+        held_out = run.evaluations[-1].metrics[SAMPLED]
+        staleness = [step.metrics.get("learner/staleness/mean", 0.0) for step in run.steps]
+        found[f"heldout_{name}"] = held_out
+        found[f"staleness_mean_{name}"] = sum(staleness) / len(staleness)
+        if name != "sync":
+            found[f"heldout_loss_{name}"] = synchronous - held_out
+    return found
