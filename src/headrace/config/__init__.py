@@ -65,7 +65,7 @@ from headrace.config.verifier import (
     UnitRule,
     VerifierConfig,
 )
-from headrace.config.weight_sync import Transport, WeightSyncConfig
+from headrace.config.weight_sync import DeltaConfig, Transport, WeightSyncConfig
 
 __all__ = [
     "AlarmConfig",
@@ -81,6 +81,7 @@ __all__ = [
     "Credit",
     "CriterionConfig",
     "DataConfig",
+    "DeltaConfig",
     "DeviceName",
     "DppoTvLoss",
     "DriftConfig",

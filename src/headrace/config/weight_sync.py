@@ -13,8 +13,16 @@ from headrace.config.section import Section
 if TYPE_CHECKING:
     from headrace.config.objective_rules import Refusal
 
-Transport: TypeAlias = Literal["auto", "memory", "shared_memory"]
+Transport: TypeAlias = Literal["auto", "memory", "shared_memory", "files"]
 """What brings weights from process to process."""
+
+
+class DeltaConfig(Section):
+    """Publishing what changed, bit for bit, instead of all weights."""
+
+    whole_every: int = Field(default=50, ge=2)
+    """Publications from one whole version to the next. A generator that starts reads the last whole
+    one and every change since."""
 
 
 class WeightSyncConfig(Section):
@@ -22,18 +30,38 @@ class WeightSyncConfig(Section):
 
     transport: Transport = "auto"
     """``memory``: by reference, to a generator in the learner's own process; ``shared_memory``: to
-    processes of this machine, which read them where they lie. ``auto``: the first that reaches."""
+    processes of this machine, which read them where they lie; ``files``: to machines that see
+    ``directory``. ``auto``: the first of these that reaches without one."""
     directory: Path | None = None
-    """With ``shared_memory`` a directory of memory of this machine; null is ``/dev/shm``."""
+    """With ``files`` an absolute path that every machine sees under this name; with
+    ``shared_memory`` a directory of memory of this machine, of which null is ``/dev/shm``."""
+    delta: DeltaConfig | None = None
+    """Publish changes; null publishes all weights each time. Learner and generators then hold
+    another copy of the weights each, which is worth it where bytes are dear."""
     deadline_seconds: float = Field(default=60.0, gt=0.0)
-    """Longest wait for memory that a generator still reads old weights from."""
+    """Longest wait for memory that a generator still reads old weights from, and for a file to show
+    on another machine."""
 
 
 def weight_sync_refusals(config: WeightSyncConfig) -> Iterator[Refusal]:
     """Yield what contradicts itself."""
-    if config.directory is not None and config.transport in {"auto", "memory"}:
+    transport = f'weight_sync.transport = "{config.transport}"'
+    is_files, directory = config.transport == "files", config.directory
+    if directory is not None and config.transport in {"auto", "memory"}:
         text = (
-            f'weight_sync.directory with weight_sync.transport = "{config.transport}": nothing '
-            'is written there; remove it or set weight_sync.transport = "shared_memory"'
+            f"weight_sync.directory with {transport}: nothing is written there; remove it or set "
+            'weight_sync.transport = "files", or "shared_memory" if it is one of memory'
         )
         yield ("weight_sync.directory", "weight_sync.transport"), text
+    if is_files and (directory is None or not directory.is_absolute()):
+        text = (
+            f"weight_sync.directory with {transport}: give the absolute path of a directory that "
+            "every machine sees under this name"
+        )
+        yield ("weight_sync.directory", "weight_sync.transport"), text
+    if config.delta is not None and config.transport == "memory":
+        text = (
+            f"weight_sync.delta with {transport}: nothing travels, so nothing is saved; remove it "
+            'or set weight_sync.transport = "files" or "shared_memory"'
+        )
+        yield ("weight_sync.delta", "weight_sync.transport"), text

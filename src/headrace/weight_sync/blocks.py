@@ -142,9 +142,9 @@ def _header(memory: Memory, part: WeightPart) -> tuple[BlockHeader, int]:
     _, length, start = _PRELUDE.unpack(memory[: _PRELUDE.size])
     try:
         header = _decode(bytes(memory[_PRELUDE.size : _PRELUDE.size + length]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError):
         msg = f"{part.place} has a damaged header, where version {part.policy_version} was to be"
-        raise WeightSyncError(msg) from error
+        raise WeightSyncError(msg) from None
     if (header.policy_version, header.checksum) != (part.policy_version, part.checksum):
         msg = (
             f"{part.place} holds version {header.policy_version} with checksum "

@@ -9,13 +9,16 @@ from headrace.compute import ComputeThread
 from headrace.config import WeightSyncConfig
 from headrace.errors import ConfigError
 from headrace.roles import WeightReader, WeightRoom, WeightStore
+from headrace.weight_sync.blocks import Carrier, Fetcher
+from headrace.weight_sync.chained import ChainedReader, ChainedStore
+from headrace.weight_sync.files import FileCarrier, FileFetcher
 from headrace.weight_sync.shared_memory import (
     DIRECTORY,
     SharedMemoryCarrier,
     SharedMemoryFetcher,
     SharedMemoryStore,
 )
-from headrace.weight_sync.store import WholeReader
+from headrace.weight_sync.store import WholeReader, WholeStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +38,29 @@ def build_weight_channel(config: WeightSyncConfig, compute: ComputeThread | None
 
     ``compute``: where the learner computes, which copies the weights. Raises ConfigError.
     """
+    carrier, fetcher = _carried(config)
+    if config.delta is not None:
+        return WeightChannel(
+            store=ChainedStore(carrier, whole_every=config.delta.whole_every, compute=compute),
+            reader=ChainedReader(fetcher),
+        )
+    reader = WholeReader(fetcher)
+    if isinstance(carrier, SharedMemoryCarrier):
+        store = SharedMemoryStore(carrier, compute)
+        return WeightChannel(store=store, room=store, reader=reader)
+    return WeightChannel(store=WholeStore(carrier, compute), reader=reader)
+
+
+def _carried(config: WeightSyncConfig) -> tuple[Carrier, Fetcher]:
     match config.transport:
         case "auto" | "shared_memory":
-            carrier = SharedMemoryCarrier(
-                directory=config.directory or DIRECTORY, lock_seconds=config.deadline_seconds
-            )
-            store = SharedMemoryStore(carrier, compute)
-            reader = WholeReader(SharedMemoryFetcher())
-            return WeightChannel(store=store, room=store, reader=reader)
+            memory = config.directory or DIRECTORY
+            carrier = SharedMemoryCarrier(directory=memory, lock_seconds=config.deadline_seconds)
+            return carrier, SharedMemoryFetcher()
+        case "files":
+            assert config.directory is not None, "it is refused without one"
+            fetcher = FileFetcher(patience_seconds=config.deadline_seconds)
+            return FileCarrier(directory=config.directory), fetcher
         case "memory":
             msg = (
                 'weight_sync.transport = "memory": weights by reference stay in one process, and '

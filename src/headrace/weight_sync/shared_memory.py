@@ -258,13 +258,13 @@ def _opened(part: WeightPart) -> BinaryIO:
             f"({error.strerror}); the process that published it has ended, gave it up, or runs as "
             'another user or on another machine, for which weight_sync.transport = "files" is'
         )
-        raise WeightSyncError(msg) from error
+        raise WeightSyncError(msg) from None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    except BlockingIOError:
         file.close()
         msg = f"version {part.policy_version} is gone: {part.place} is being written over"
-        raise WeightSyncError(msg) from error
+        raise WeightSyncError(msg) from None
     return file
 
 
