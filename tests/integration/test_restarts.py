@@ -81,7 +81,7 @@ def test_what_a_killed_run_leaves_running_is_ended_before_it_is_resumed(own_lab:
     assert len(below) >= 2
     kill_run(running)
     events = run / "events.jsonl"
-    assert running.wait_until(lambda: '"kind": "resume"' in events.read_text("utf-8"))
+    assert running.wait_until(lambda: '"kind": "resume"' in read(events))
     assert all(map(has_ended, below))
     running.process.kill()
     running.wait()
@@ -131,3 +131,20 @@ def test_what_the_user_can_fix_is_said_once_and_not_tried_again(lab: Lab) -> Non
     ended = lab.train("refused", "--restarts", 3, "--set", "group_size=0").wait()
     assert ended.status == 2
     assert ended.err.count("error: group_size") == 1
+
+
+def test_a_run_that_is_killed_when_it_has_nothing_left_to_do_has_ended_well(lab: Lab) -> None:
+    run = lab.folder / "killed-at-the-end"
+    running = lab.train("killed-at-the-end", "--restarts", 1)
+    assert running.wait_until(lambda: '"kind": "end"' in read(run / "events.jsonl"))
+    kill_run(running)
+    ended = running.wait()
+    assert ended.status == 0, ended.err
+    assert "restart 1 of 1" in ended.err
+    assert "done: 8 steps" in ended.out
+    assert (run / "report.html").is_file()
+    assert num_steps(run) == 8
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""

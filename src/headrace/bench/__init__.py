@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from headrace.bench import (
     asynchronous,
+    chaos,
     generate,
     int8,
     learn,
@@ -53,6 +54,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         int8.BENCHMARK,
         startup.BENCHMARK,
         memory.BENCHMARK,
+        chaos.BENCHMARK,
     )
 }
 

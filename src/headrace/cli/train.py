@@ -48,12 +48,15 @@ def train(
     from headrace.recipes import find_recipe
 
     checked = check_config(find_recipe(recipe), overrides or ())
+    is_restart = False
     if restarts:
         from headrace.runtime.restarts import begin
 
         # Chosen before the fork: whoever resumes has to find it.
         output = output or _default_directory(checked.config.name, resume=resume)
-        resume = begin(output, restarts=restarts, resume=resume)
+        is_restart = begin(output, restarts=restarts)
+        # Killed before it wrote its settings, it has left nothing to resume.
+        resume = resume or (is_restart and (output / "config.json").is_file())
 
     from headrace.runtime.preflight import preflight
 
@@ -66,7 +69,9 @@ def train(
     from headrace.runtime.interrupts import run_interruptibly
     from headrace.runtime.local import LocalRun
 
-    outcome = run_interruptibly(LocalRun(prepared=prepared, output=directory, resume=resume))
+    outcome = run_interruptibly(
+        LocalRun(prepared=prepared, output=directory, resume=resume, is_restart=is_restart)
+    )
     if outcome is None:
         sys.stderr.write(f"stopped at once; {_how_to_resume(recipe, directory, overrides)}\n")
         sys.exit(130)

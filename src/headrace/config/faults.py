@@ -15,3 +15,6 @@ class FaultConfig(Section):
     started again from the last checkpoint; needs a learner in processes of its own."""
     backoff_seconds: float = Field(default=1.0, ge=0.0)
     """Before the first of these restarts; twice as long before each further one, at most 60."""
+    verifier_deadline_seconds: float = Field(default=1800.0, gt=0.0)
+    """For the verdicts of one group, waiting in line included: then it is dropped without verdicts.
+    It lies behind the deadlines that the components of a verifier have themselves."""

@@ -50,11 +50,16 @@ from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.runtime.recording import Recording
 from headrace.runtime.revival import Beginning, outlive
 from headrace.runtime.scaling import listening, scaler_of
+from headrace.runtime.verdict_deadline import DeadlineVerifier
 from headrace.types import RunEvent, SamplingParams
 from headrace.waves import PausableGenerator
 from headrace.weight_sync import WeightChannel
 
 _LOG = logging.getLogger(__name__)
+
+START, RESUME, RESTART, END = "start", "resume", "learner_restart", "end"
+"""Kinds of events: a life of the run begins, or has nothing left to do."""
+_OF_LIVES = frozenset((START, RESUME, RESTART, END))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +105,8 @@ class _Kept:
                 config, prepared.model, self.generator_compute, self.channel
             )
             self.stack.push_async_callback(generator.close)
-            verifier = self.places.verifier(config)
+            seconds = config.faults.verifier_deadline_seconds
+            verifier = DeadlineVerifier(self.places.verifier(config), seconds)
             self.stack.push_async_callback(verifier.close)
             self.roles = generator, verifier
         for role in self.roles:
@@ -115,6 +121,8 @@ class LocalRun:
     prepared: PreparedRun
     output: Path
     resume: bool = False
+    is_restart: bool = False
+    """A process of this run was killed: if it had nothing left to do, the run has ended well."""
     extra_monitors: tuple[Monitor, ...] = ()
     places: Places = field(default_factory=LocalPlaces)
 
@@ -150,6 +158,13 @@ class LocalRun:
         async with AsyncExitStack() as stack:
             stack.enter_context(run_files.locked(self.output))
             store, last = self._open_directory(num_steps)
+            if self.is_restart and last is not None and self._had_ended(last, num_steps):
+                await asyncio.to_thread(_write_report, self.output)
+                return RunOutcome(
+                    num_steps_done=last.step,
+                    policy_version=last.policy_version,
+                    stopped_early=False,
+                )
             kept = self._kept(stack, store, num_steps)
             await stack.enter_async_context(listening(self.output, scaler_of(kept.generator)))
 
@@ -158,7 +173,9 @@ class LocalRun:
                     controller = await self._build(ending, kept, beginning, num_steps)
                     if on_start is not None:
                         on_start(controller)
-                    return await controller.run()
+                    outcome = await controller.run()
+                    self._tell_end(kept.monitor, outcome)
+                    return outcome
 
             try:
                 return await outlive(live, Beginning(checkpoint=last), store, config.faults)
@@ -185,7 +202,7 @@ class LocalRun:
                 "started from"
             )
             raise RunDirectoryError(msg)
-        if last is not None and last.step >= num_steps:
+        if last is not None and last.step >= num_steps and not self.is_restart:
             msg = (
                 f"--resume: {self.output} has already made {last.step} of its {num_steps} steps; "
                 "raise num_steps or num_epochs to go on"
@@ -194,6 +211,17 @@ class LocalRun:
         if self.resume:
             run_files.record(self.output, config)
         return store, last
+
+    def _had_ended(self, last: StoredCheckpoint, num_steps: int) -> bool:
+        """Whether nothing is left to do after ``last``: the prompts may be exhausted sooner."""
+        kinds = [event.kind for event in read_run(self.output).events if event.kind in _OF_LIVES]
+        return last.step >= num_steps or kinds[-1:] == [END]
+
+    def _tell_end(self, monitor: Monitor, outcome: RunOutcome) -> None:
+        """Say that there is nothing left to do, while there still is much to close."""
+        if not outcome.stopped_early:
+            step = outcome.num_steps_done
+            monitor.on_event(RunEvent(kind=END, step=step, message=f"ended after step {step}"))
 
     def _kept(self, stack: AsyncExitStack, store: CheckpointStore, num_steps: int) -> _Kept:
         config = self.prepared.config
@@ -273,8 +301,8 @@ class LocalRun:
         step = beginning.step
         if beginning.death is not None:
             message = f"{beginning.death}. It is started again from step {step}"
-            return RunEvent(kind="learner_restart", step=step, message=message)
-        kind, verb = ("resume", "resumed at") if self.resume else ("start", "started from")
+            return RunEvent(kind=RESTART, step=step, message=message)
+        kind, verb = (RESUME, "resumed at") if self.resume else (START, "started from")
         return RunEvent(kind=kind, step=step, message=f"{verb} step {step}")
 
     async def _rehearse(self, learner: LocalLearner) -> None:

@@ -30,19 +30,19 @@ _KILLED = 128
 """A shell's exit status of a command that a signal has ended, less its number."""
 
 
-def begin(directory: Path, *, restarts: int, resume: bool) -> bool:
-    """Return, in a process of its own, whether the run in ``directory`` is to be resumed.
+def begin(directory: Path, *, restarts: int) -> bool:
+    """Return, in a process of its own, whether another one of the run in ``directory`` was killed.
 
     The process that called stays behind and never returns: it exits as the run does. For the main
     thread of a process that has no other.
     """
     adopt_orphans()
     waiting = _Waiting()
-    num_killed, step = 0, _last_step(directory)
+    num_killed, step, is_restart = 0, _last_step(directory), False
     while True:
         killed_by = waiting.for_a_child()
         if killed_by is None:
-            return resume
+            return is_restart
         _end_what_is_left()
         before, step = step, _last_step(directory)
         num_killed = 1 if step > before else num_killed + 1
@@ -56,8 +56,7 @@ def begin(directory: Path, *, restarts: int, resume: bool) -> bool:
         seconds = min(_FIRST_BACKOFF_SECONDS * 2.0 ** (num_killed - 1), _MAX_BACKOFF_SECONDS)
         _say(f"{how}; restart {num_killed} of {restarts} in {seconds:g} s")
         waiting.sleep(seconds)
-        # Killed before it wrote its settings, it has left nothing to resume.
-        resume = (directory / "config.json").is_file()
+        is_restart = True
 
 
 class _Waiting:
