@@ -18,7 +18,7 @@ from headrace.verifiers.sandbox.execution import Tier
 
 PYTHON = "/usr/bin/python3"
 NOBODY = 65534
-NEEDED = ("__init__.py", "verifiers/__init__.py", "verifiers/sandbox")
+NEEDED = ("__init__.py", "scratch.py", "verifiers/__init__.py", "verifiers/sandbox")
 
 DRIVER = """
 import json, os, sys

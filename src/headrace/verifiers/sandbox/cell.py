@@ -62,7 +62,6 @@ class Cell:
         self.tier: Tier = spec.tier
         self.spent = False
         self._left = spec.jobs_per_cell
-        self._used = 0.0
         self._kills = 0
         self._scratch = ScratchFolder("cell") if spec.needs_folder else None
         self._folder = ""
@@ -111,7 +110,6 @@ class Cell:
             kills, self._kills = self._kills, self._num_kills()
             was_killed = self._kills > kills
             if isinstance(found, Done):
-                self._used = found.total_cpu_seconds
                 forced = _judge(found, work.limits, streams, was_killed=was_killed)
             elif forced is not None and forced.ending is Ending.INFRA and was_killed:
                 forced = _Forced(ending=Ending.OOM, detail="its memory took the cell with it")
@@ -155,14 +153,15 @@ class Cell:
         raise CellError(msg)
 
     def _find_zygote(self) -> int:
-        if self.tier in {Tier.LOCK, Tier.NONE}:
-            return self.process_id
-        found = list(descendants(self.process_id))
-        if not found:
-            msg = "it ended at once"
-            raise CellError(msg)
-        # The last one down: bubblewrap may have a process of its own between.
-        return found[-1]
+        """Return the process that is warmed: the one that was started, or the last below it."""
+        *_, zygote = (self.process_id, *descendants(self.process_id))
+        return zygote
+
+    def _forker(self) -> int:
+        """Return the process that forks: in cells of root's it is another one, started for it."""
+        if self.tier is not Tier.CELL:
+            return self._zygote
+        return next(descendants(self.process_id), self._zygote)
 
     def _attend(
         self, limits: Limits, streams: Streams, began: float, cancelled: int
@@ -171,7 +170,7 @@ class Cell:
         poll = self._poll_after_quiet(limits, streams, cancelled)
         deadline = began + limits.wall_seconds
         next_look = began + _LOOK_SECONDS
-        watch = Watch(self._zygote, self._base, self._used)
+        watch = Watch(self._forker, self._base)
         while True:
             now = time.monotonic()
             if now >= deadline:

@@ -152,11 +152,14 @@ def _attacked(spec: CellSpec) -> str | None:
             secret=str(secret), outside=str(place / "planted"), supervisor=os.getpid()
         )
         try:
-            cell = Cell(replace(spec, num_jobs=max(3, spec.num_jobs)))
+            cell = Cell(replace(spec, num_jobs=max(4, spec.num_jobs)))
         except CellError as error:
             return str(error)
         reader, writer = os.pipe()
         try:
+            if spec.jobs_per_cell > 1:
+                # With its first job a cell may start the process that forks.
+                cell.run(python_work(Job(job_id="first", source="", limits=_LIMITS)), reader)
             before = len(list(descendants(cell.process_id)))
             for _ in range(min(2, spec.jobs_per_cell)):
                 job = Job(job_id="probe", source=source, limits=_LIMITS)

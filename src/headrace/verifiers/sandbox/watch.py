@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,20 +37,23 @@ class Usage:
 
 
 class Watch:
-    """Looks at one job: everything below the process that forks."""
+    """Looks at one job: everything below the process that forks.
 
-    def __init__(self, zygote: int, base: Size, waited_before: float) -> None:
-        """``waited_before``: CPU seconds of the jobs before, which the kernel adds up."""
-        self._zygote = zygote
+    That waits for its own child alone, and for all others once that has ended: what the kernel adds
+    up for it while a job runs is of jobs before.
+    """
+
+    def __init__(self, forker: Callable[[], int], base: Size) -> None:
+        """``forker``: which process it is; in a cell another one may take its place."""
+        self._forker = forker
         self._base = base
-        self._waited_before = waited_before
         self._seen: dict[int, float] = {}
 
     def look(self) -> Usage:
         """Return what is used now."""
         alive: dict[int, float] = {}
         resident = num_processes = 0
-        for pid in descendants(self._zygote):
+        for pid in descendants(self._forker()):
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = _stat(pid)
                 # utime, stime and those of the children it waited for; resident pages.
@@ -59,11 +62,8 @@ class Watch:
                 resident += max(0, int(fields[21]) * _PAGE - self._base.resident)
         gone = sum(used for pid, used in self._seen.items() if pid not in alive)
         self._seen |= alive
-        waited = 0.0
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            waited = sum(map(int, _stat(self._zygote)[13:15])) / _TICK - self._waited_before
         return Usage(
-            cpu_seconds=sum(alive.values()) + max(waited, gone),
+            cpu_seconds=sum(alive.values()) + gone,
             resident=resident,
             num_processes=num_processes,
         )

@@ -38,6 +38,10 @@ class Box(Protocol):
         """Return an empty directory, in which nothing is left of what was there. Raises OSError."""
         ...
 
+    def is_untouched(self) -> bool:
+        """Whether it is known that nobody touched the directory since."""
+        ...
+
 
 class TmpfsBox:
     """A file system in memory, mounted anew unless it is as it was mounted."""
@@ -59,10 +63,13 @@ class TmpfsBox:
         # Reading leaves no time behind, so that two programs find the same.
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
         flags |= 0 if may_execute else kernel.MS_NOEXEC
-        is_kept = self._may_tell and self._mounted == (options, flags)
-        if not (is_kept and _state_of(self._path) == self._state):
+        if self._mounted != (options, flags) or not self.is_untouched():
             self._mount(options, flags)
         return Place(self._path, self._count)
+
+    def is_untouched(self) -> bool:
+        """Whether it is as it was mounted, all over."""
+        return self._may_tell and _state_of(self._path) == self._state
 
     def _mount(self, options: str, flags: int) -> None:
         if self._count:
@@ -128,3 +135,7 @@ class FolderBox:
         if os.getuid() != self._user:
             os.chown(path, self._user, self._user)
         return Place(path, self._count)
+
+    def is_untouched(self) -> bool:
+        """It is not known."""
+        return False

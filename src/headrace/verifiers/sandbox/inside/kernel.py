@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ _NUMBERS = {
         "pivot_root": 155,
         "capset": 126,
         "chdir": 80,
+        "clone": 56,
         "prctl": 157,
         "prlimit64": 302,
+        "rt_sigaction": 13,
         "setgroups": 116,
         "setresgid": 119,
         "setresuid": 117,
@@ -30,8 +33,10 @@ _NUMBERS = {
         "pivot_root": 41,
         "capset": 91,
         "chdir": 49,
+        "clone": 220,
         "prctl": 167,
         "prlimit64": 261,
+        "rt_sigaction": 134,
         "setgroups": 159,
         "setresgid": 149,
         "setresuid": 147,
@@ -62,6 +67,9 @@ _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MNT_DETACH = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
+_NEW_PROCESS_IDS = 0x20000000
+DEFAULT_ACTION = bytes(32)
+"""For `set_signal_action`."""
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME = 2, 4, 8, 0x400
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
@@ -128,6 +136,28 @@ def fork() -> int:
     costs as much as all the rest of a small program: the process has one thread.
     """
     return _checked("fork", _libc_with_lock.fork())
+
+
+def fork_first() -> int:
+    """Fork into a new namespace of process ids; return the child's id, and 0 in it. Raises OSError.
+
+    By its number: libc's own fork takes no flags. What that does beside, for the locks of other
+    threads, is not needed here, and the id that libc keeps of a thread is set by the next fork.
+    """
+    flags = _NEW_PROCESS_IDS | signal.SIGCHLD
+    return _checked("clone", _syscall(*prepared("clone", flags, 0, 0, 0, 0).words))
+
+
+def signal_action(number: int) -> bytes:
+    """Return what is done at a signal, as the kernel keeps it. Raises OSError."""
+    found = buffer(DEFAULT_ACTION)
+    call("rt_sigaction", number, None, found, 8)
+    return found.raw
+
+
+def set_signal_action(number: int, action: bytes) -> Call:
+    """Return the call that sets it, without Python's knowing."""
+    return prepared("rt_sigaction", number, action, None, 8)
 
 
 def prctl(option: int, first: int | ctypes.Array[ctypes.c_char] = 0, second: object = 0) -> None:

@@ -26,22 +26,31 @@ Limits = list[tuple[int, tuple[int, int]]]
 """What is limited, and its soft and hard limit."""
 
 
-def limits_of(terms: Terms, other_processes: int) -> Limits:
-    """Return the limits of a job's processes, none above what this process may have itself.
+def of_time(terms: Terms) -> Limits:
+    """Return the limits of what each process uses of its own."""
+    # A second late: whoever watches from outside is more exact, and counts all processes.
+    seconds = math.ceil(terms.cpu_seconds) + 1
+    return [_limit(resource.RLIMIT_CPU, seconds, seconds + 1)]
+
+
+def of_size(terms: Terms, other_processes: int) -> Limits:
+    """Return the other limits of a job's processes.
 
     ``other_processes``: those of this user that are no part of the job and count all the same.
     """
-    # A second late: whoever watches from outside is more exact, and counts all processes.
-    seconds = math.ceil(terms.cpu_seconds) + 1
     wanted = [
-        (resource.RLIMIT_CPU, (seconds, seconds + 1)),
-        (resource.RLIMIT_FSIZE, _both(terms.file_bytes)),
-        (resource.RLIMIT_NPROC, _both(terms.num_processes + other_processes)),
-        (resource.RLIMIT_DATA, _both(terms.data_bytes)),
+        (resource.RLIMIT_FSIZE, terms.file_bytes),
+        (resource.RLIMIT_NPROC, terms.num_processes + other_processes),
+        (resource.RLIMIT_DATA, terms.data_bytes),
     ]
     if terms.address_space:
-        wanted.append((resource.RLIMIT_AS, _both(terms.address_space)))
-    return [(what, _possible(what, *both)) for what, both in wanted]
+        wanted.append((resource.RLIMIT_AS, terms.address_space))
+    return [_limit(what, most, most) for what, most in wanted]
+
+
+def _limit(what: int, soft: int, hard: int) -> tuple[int, tuple[int, int]]:
+    """Return a limit, not above what this process may have itself."""
+    return what, _possible(what, soft, hard)
 
 
 def applied(limits: Limits) -> list[Call]:

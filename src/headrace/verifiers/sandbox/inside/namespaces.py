@@ -19,8 +19,8 @@ _BASE = "/proc"
 """Where the new root grows; in the cell's own mounts, where nothing below it is wanted."""
 
 _NEW_USER = 0x10000000
-_NEW_ALL = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
-"""Mounts, cgroups, UTS, IPC, process ids, network."""
+_NEW_OTHERS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000
+"""Mounts, cgroups, UTS, IPC, network."""
 
 _FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _ETC = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
@@ -30,7 +30,7 @@ SYSTEM = (*_FOLDERS, *_ETC, *_DEVICES)
 
 
 def leave() -> int:
-    """Leave every namespace of the host; the next child is process 1. Return the user id of jobs.
+    """Leave the host's namespaces, but for that of process ids. Return the user id of jobs.
 
     Root maps nobody too, so that a program is another user than the one who owns the cell.
     Raises OSError.
@@ -38,7 +38,7 @@ def leave() -> int:
     user, group = os.geteuid(), os.getegid()
     wide = user == 0 and _maps_nobody()
     helper, go = _start_mapper(user, group, wide=wide)
-    kernel.unshare(_NEW_USER | _NEW_ALL)
+    kernel.unshare(_NEW_USER | _NEW_OTHERS)
     os.write(go, b"\n")
     os.close(go)
     _, status = os.waitpid(helper, 0)

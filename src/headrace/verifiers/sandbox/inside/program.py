@@ -18,12 +18,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any
 
 from headrace.verifiers.sandbox import canonical
-from headrace.verifiers.sandbox.inside import kernel, landlock, limits, protocol, seccomp
+from headrace.verifiers.sandbox.inside import kernel, protocol
 from headrace.verifiers.sandbox.inside.kernel import Call
 
 _PAYLOAD, _RESULT = 3, 4
@@ -35,31 +34,6 @@ _MAIN = ModuleType("__main__")
 """The program's own module; empty in the process that forks."""
 _UNCLEAN_OUTPUT = 120
 """What Python exits with when its output could not be written."""
-
-
-@dataclass(frozen=True)
-class Cage:
-    """What a job's process puts itself into; None where the tier has no such thing."""
-
-    user: int
-    limits: limits.Limits
-    ruleset: int | None
-    filter_program: bytes | None
-    folder: str
-
-    def steps(self) -> list[Call]:
-        """Return what a process gives up, in the order in which each step still can be done."""
-        steps = [kernel.prepared("setsid")]
-        if self.ruleset is not None:
-            steps.append(landlock.restrict(self.ruleset))
-        steps.append(kernel.close_all_from(_RESULT + 1))
-        if self.filter_program is not None:
-            steps += limits.become(self.user)
-        steps += limits.applied(self.limits)
-        steps.append(kernel.prepared("chdir", self.folder.encode()))
-        if self.filter_program is not None:
-            steps.append(seccomp.install(self.filter_program))
-        return steps
 
 
 def prepare() -> None:

@@ -22,7 +22,7 @@ RESULT_VALUE, RESULT_MEMORY_ERROR = b"V", b"M"
 """First byte of a result: an encoding (or a compiled file) follows; memory had run out."""
 
 _TERMS = struct.Struct("<dQQQQQ??")
-_DONE = struct.Struct("<idd?")
+_DONE = struct.Struct("<id?")
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,12 @@ class Done:
     """As of waitpid."""
     cpu_seconds: float
     """Of every process of the job that was waited for."""
-    total_cpu_seconds: float
-    """Of every job so far."""
     bad_call: bool
     """Whether a process that was left over had died of a forbidden call."""
 
     def pack(self) -> bytes:
         """Return the message."""
-        return DONE + _DONE.pack(
-            self.wait_status, self.cpu_seconds, self.total_cpu_seconds, self.bad_call
-        )
+        return DONE + _DONE.pack(self.wait_status, self.cpu_seconds, self.bad_call)
 
     @classmethod
     def unpack(cls, message: bytes) -> Done:
