@@ -159,6 +159,16 @@ def test_a_batch_in_another_order_is_not_the_one_on_record(copied: Path) -> None
         replayed(copied, 2)
 
 
+def test_a_metric_that_is_one_last_place_off_is_seen(copied: Path) -> None:
+    record = read_records(copied)[6]
+    loss = math.nextafter(record.metrics["learner/loss/total"], math.inf)
+    append_record(
+        copied, dataclasses.replace(record, metrics={**record.metrics, "learner/loss/total": loss})
+    )
+    (difference,) = replayed(copied, 6).differences
+    assert (difference.name, difference.recorded) == ("learner/loss/total", loss)
+
+
 def test_weights_that_came_out_otherwise_are_seen_where_every_metric_agrees(copied: Path) -> None:
     record = read_records(copied)[6]
     after = dataclasses.replace(record.after, checksum=record.after.checksum ^ 1)
