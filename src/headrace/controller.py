@@ -34,7 +34,7 @@ from headrace.types import (
     SamplingParams,
     StepRecord,
     StepResult,
-    derive_seed,
+    group_seed,
 )
 from headrace.waves import PausableGenerator, WaveParts, Waves
 
@@ -170,7 +170,7 @@ class Controller:
             prompt=draw.prompt,
             group_size=self._plan.group_size,
             sampling=self._plan.sampling,
-            seed=derive_seed(self._plan.seed, "generator", draw.group_id),
+            seed=group_seed(self._plan.seed, draw.group_id),
         )
 
     async def _learn_loop(self, tasks: asyncio.TaskGroup) -> None:

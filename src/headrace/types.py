@@ -57,6 +57,11 @@ def derive_seed(root: int, *path: str | int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def group_seed(root: int, group_id: str) -> int:
+    """Return the seed of a training group; ``root`` is the run's."""
+    return derive_seed(root, "generator", group_id)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One turn of a conversation."""

@@ -16,6 +16,9 @@ def replay(
     run: RunPath,
     step: Annotated[int, typer.Option(min=1, help="The step to make again.")],
     *,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Sample its groups again too, where that can be.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Recompute a recorded step, and those before it from the last checkpoint on.
@@ -27,7 +30,7 @@ def replay(
     def tell(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    report = asyncio.run(replayed(run, step, tell))
+    report = asyncio.run(replayed(run, step, tell, generate=generate))
     typer.echo(json.dumps(report.to_json()) if as_json else "\n".join(report.lines()))
     if not report.is_identical:
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ from headrace.generators.pool.proxy import Hosted, Launch
 from headrace.generators.vllm import VllmGenerator, VllmSettings
 from headrace.models.decoder_config import DecoderConfig
 from headrace.roles import WeightReader, WeightSync
-from headrace.runtime.cores import learner_threads
+from headrace.runtime.cores import learner_threads, threads_of_each
 from headrace.runtime.devices import engine_device, resolve_device
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedModel
@@ -50,6 +50,14 @@ def compute_threads(
         _compute_thread(stack, "generator", config.num_threads - half or 1),
         _compute_thread(stack, "learner", half),
     )
+
+
+def generator_threads(config: RunConfig, compute: ComputeThread) -> int:
+    """Return the cores of each generator; ``compute`` is that of one in this process."""
+    if not config.placement.is_disaggregated:
+        return compute.num_threads
+    assert config.num_threads is not None
+    return threads_of_each(config, config.num_threads)
 
 
 def _takes_cores(engine: EngineName) -> bool:

@@ -43,7 +43,7 @@ from headrace.monitors import (
 from headrace.roles import Monitor, Verifier
 from headrace.runtime import run_files
 from headrace.runtime.devices import resolve_device
-from headrace.runtime.generators import build_weight_sync, compute_threads
+from headrace.runtime.generators import build_weight_sync, compute_threads, generator_threads
 from headrace.runtime.learners import LocalLearner, build_learner
 from headrace.runtime.places import LocalPlaces, Places
 from headrace.runtime.preflight import PreparedRun, sampling_params
@@ -231,7 +231,11 @@ class LocalRun:
         if channel is not None:
             stack.callback(channel.store.close)
         recording = Recording(
-            self.output, config, num_steps=num_steps, num_threads=learner_compute.num_threads
+            self.output,
+            config,
+            num_steps=num_steps,
+            num_threads=learner_compute.num_threads,
+            generator_threads=generator_threads(config, generator_compute),
         )
         records = JsonlMonitor(self.output)
         monitor = self._monitor(stack, records, recording)

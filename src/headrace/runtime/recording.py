@@ -19,7 +19,8 @@ import torch
 from headrace import __version__
 from headrace.checkpoints import Checkpoints, Write
 from headrace.config import ParallelConfig, RunConfig
-from headrace.monitors import Facts, RolloutMonitor, Weights
+from headrace.errors import RunDirectoryError
+from headrace.monitors import Facts, RecordedStep, RolloutMonitor, Weights
 from headrace.runtime.devices import engine_device, resolve_device
 from headrace.runtime.precision import resolve_dtype
 from headrace.types import WeightUpdate
@@ -34,24 +35,31 @@ class Recording:
     """Writes what `RolloutMonitor` writes of a run, in the order that makes it complete."""
 
     def __init__(
-        self, directory: Path, config: RunConfig, *, num_steps: int, num_threads: int
+        self,
+        directory: Path,
+        config: RunConfig,
+        *,
+        num_steps: int,
+        num_threads: int,
+        generator_threads: int,
     ) -> None:
         """``num_threads`` are those of the learner. Raises OSError."""
         self._published: list[Weights] = []
         """Since the last step that was told of, that step's own first; no version twice in a row:
         a generator that joins late asks for the same again."""
-        self.monitor = self._monitor(directory, config, num_steps, num_threads)
+        self.monitor: RolloutMonitor | None = None
         """None where neither rollouts nor records are asked for."""
-
-    def _monitor(
-        self, directory: Path, config: RunConfig, num_steps: int, num_threads: int
-    ) -> RolloutMonitor | None:
-        if _records_steps(config):
-            num_updates = num_steps * config.learner.num_minibatches
-            facts = facts_of(config, num_updates=num_updates, num_threads=num_threads)
-            return RolloutMonitor(directory, every=1, take_weights=self._take, facts=facts)
         every = config.monitors.rollouts_every
-        return RolloutMonitor(directory, every=every) if every else None
+        if _records_steps(config):
+            facts = facts_of(
+                config,
+                num_updates=num_steps * config.learner.num_minibatches,
+                num_threads=num_threads,
+                generator_threads=generator_threads,
+            )
+            self.monitor = RolloutMonitor(directory, every=1, take_weights=self._take, facts=facts)
+        elif every:
+            self.monitor = RolloutMonitor(directory, every=every)
 
     def noting(self, export: Export) -> Export:
         """Return ``export``, noting what it exports. Forgets what was noted of another learner."""
@@ -121,10 +129,13 @@ class _RecordedCheckpoints:
         return await self._checkpoints.begin(step, policy_version, recorded)
 
 
-def facts_of(config: RunConfig, *, num_updates: int, num_threads: int) -> Facts:
+def facts_of(
+    config: RunConfig, *, num_updates: int, num_threads: int, generator_threads: int
+) -> Facts:
     """Return what decides the bits of a learner's step on this machine beside batch and recipe.
 
-    ``num_updates`` is the planned total, ``num_threads`` those of the learner.
+    ``num_updates`` is the planned total, ``num_threads`` those of the learner; those of a generator
+    decide the bits of what it samples.
     """
     device = resolve_device(config.device)
     weights = resolve_dtype(config.generator.dtype, engine_device(config))
@@ -132,6 +143,7 @@ def facts_of(config: RunConfig, *, num_updates: int, num_threads: int) -> Facts:
         **machine_facts(device),
         "num_threads": num_threads,
         "num_updates": num_updates,
+        "generator_threads": generator_threads,
         "compute_dtype": _name(resolve_dtype(config.learner.compute_dtype, device)),
         "weights_dtype": _name(weights),
         "parallel": config.learner.parallel.model_dump_json(),
@@ -153,17 +165,29 @@ def machine_facts(device: torch.device) -> Facts:
     }
 
 
-def as_recorded(config: RunConfig, facts: Facts) -> RunConfig:
-    """Return ``config`` with what its record says of number formats and the learner's layout.
+def as_recorded(config: RunConfig, record: RecordedStep) -> RunConfig:
+    """Return ``config`` with what ``record`` says of number formats and the learner's layout.
 
-    Raises KeyError or ValueError where they are not told.
+    Raises RunDirectoryError where it does not tell them.
     """
-    parallel = ParallelConfig.model_validate_json(str(facts["parallel"]))
+    parallel = ParallelConfig.model_validate_json(str(fact(record, "parallel")))
     learner = config.learner.model_copy(
-        update={"compute_dtype": facts["compute_dtype"], "parallel": parallel}
+        update={"compute_dtype": fact(record, "compute_dtype"), "parallel": parallel}
     )
-    generator = config.generator.model_copy(update={"dtype": facts["weights_dtype"]})
+    generator = config.generator.model_copy(update={"dtype": fact(record, "weights_dtype")})
     return config.model_copy(update={"learner": learner, "generator": generator})
+
+
+def fact(record: RecordedStep, name: str) -> str | int:
+    """Return one of the facts of a record. Raises RunDirectoryError where it is not told."""
+    found = record.facts.get(name)
+    if found is None:
+        msg = (
+            f"the record of step {record.step} does not tell {name}; replay it with the headrace "
+            f"that wrote it ({record.facts.get('headrace')})"
+        )
+        raise RunDirectoryError(msg)
+    return found
 
 
 def _records_steps(config: RunConfig) -> bool:

@@ -3,12 +3,12 @@
 Begins at the last checkpoint before the step, or at the model the run began with, and makes every
 recorded step from there with the batch, the layout and the number formats on record. Owns: what is
 called identical agrees in every metric of the learner and in the weights that were published, in
-each step that was made on the way. Samples nothing; changes nothing in the run's directory.
+each step that was made on the way. Samples nothing itself; changes nothing in the run's directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,23 +24,32 @@ from headrace.runtime.preflight import PreparedModel, prepare_model
 from headrace.runtime.recording import machine_facts
 from headrace.runtime.replay_learner import ReplayLearner
 from headrace.runtime.replay_report import Difference, ReplayReport
+from headrace.runtime.replay_sampling import ReplaySampling, refuse_other_engines
 from headrace.runtime.run_files import CHECKPOINT_DIRECTORY
-from headrace.types import StepResult, WeightUpdate
+from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 Tell = Callable[[str], None]
 
 
-async def replay(directory: Path, step: int, tell: Tell = lambda _: None) -> ReplayReport:
+async def replay(
+    directory: Path, step: int, tell: Tell = lambda _: None, *, generate: bool = False
+) -> ReplayReport:
     """Do step ``step`` of the run in ``directory`` again, and those before it from a checkpoint on.
 
-    ``tell`` hears of every step that is made. Raises RunDirectoryError where the records do not
-    reach, ConfigError or ModelError where recipe or model are no longer what the run had, and
-    RunError where the learner fails or a checkpoint is damaged.
+    ``generate``: sample its groups again too, and begin early enough for that. ``tell`` hears of
+    every step that is made. Raises RunDirectoryError where the records do not reach, ConfigError
+    or ModelError where recipe or model are no longer what the run had, and RunError where the
+    learner fails or a checkpoint is damaged.
     """
     torch.set_num_threads(1)  # as in a run: the compute thread has the cores
     config, model = _read_recipe(directory)
+    if generate:
+        refuse_other_engines(config)
     records = read_records(directory)
-    start = _last_checkpoint(directory, step - 1)
+    record = _record_of(directory, records, step)
+    batch = read_batch(directory, record)
+    since = _step_that_sampled(records, record, batch) if generate else step
+    start = _last_checkpoint(directory, since - 1)
     steps = list(_steps(directory, records, start, step))
     report = ReplayReport(
         step=step,
@@ -51,15 +60,22 @@ async def replay(directory: Path, step: int, tell: Tell = lambda _: None) -> Rep
     async with AsyncExitStack() as stack:
         learners = ReplayLearner(config, model)
         stack.push_async_callback(learners.close)
+        sampling = ReplaySampling(config, model, record, batch if generate else ())
+        stack.push_async_callback(sampling.close)
         learner = await learners.laid_out_for(steps[0])
         if start is not None:
             await learner.load(start.directory)
-        report.differences += _compare_start(await learner.export(), steps[0], model, start)
-        for record in steps:
-            tell(f"replay: step {record.step}, of {steps[0].step} to {step}")
-            learner = await learners.laid_out_for(record)
-            result = await _again(learner, directory, record)
-            report.differences += _compare(result, await learner.export(), record)
+        published = await learner.export()
+        report.differences += _compare_start(published, steps[0], model, start)
+        for made in steps:
+            await sampling.at(published)
+            tell(f"replay: step {made.step}, of {steps[0].step} to {step}")
+            learner = await learners.laid_out_for(made)
+            result = await _again(learner, directory, made)
+            published = await learner.export()
+            report.differences += _compare(result, published, made)
+        report.differences += sampling.differences
+        report.sampling = sampling.report if generate else None
     return report
 
 
@@ -83,6 +99,28 @@ def _last_checkpoint(directory: Path, step: int) -> StoredCheckpoint | None:
     return store.latest(up_to=step)
 
 
+def _record_of(directory: Path, records: Mapping[int, RecordedStep], step: int) -> RecordedStep:
+    if step not in records:
+        msg = (
+            f"{directory}: step {step} is not on record; there are steps {min(records)} to "
+            f"{max(records)}"
+        )
+        raise RunDirectoryError(msg)
+    return records[step]
+
+
+def _step_that_sampled(
+    records: Mapping[int, RecordedStep], record: RecordedStep, batch: Sequence[RolloutGroup]
+) -> int:
+    """Return the last step that began with weights as old as the oldest in ``batch``."""
+    versions = [group.oldest_version for group in batch]
+    oldest = min((version for version in versions if version is not None), default=None)
+    if oldest is None:
+        return record.step
+    as_old = (r.step for r in records.values() if r.before.policy_version <= oldest)
+    return max((step for step in as_old if step <= record.step), default=1)
+
+
 def _steps(
     directory: Path,
     records: Mapping[int, RecordedStep],
@@ -90,12 +128,6 @@ def _steps(
     step: int,
 ) -> Iterator[RecordedStep]:
     """Yield what is to be made again. Raises RunDirectoryError where some of it is missing."""
-    if step not in records:
-        msg = (
-            f"{directory}: step {step} is not on record; there are steps {min(records)} to "
-            f"{max(records)}"
-        )
-        raise RunDirectoryError(msg)
     first = 1 if start is None else start.step + 1
     missing = [number for number in range(first, step) if number not in records]
     if missing:

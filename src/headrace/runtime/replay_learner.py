@@ -14,11 +14,10 @@ from pathlib import Path
 
 from headrace.compute import ComputeThread
 from headrace.config import RunConfig
-from headrace.errors import RunDirectoryError
 from headrace.monitors import RecordedStep
 from headrace.runtime.learners import LocalLearner, place_learner
 from headrace.runtime.preflight import PreparedModel
-from headrace.runtime.recording import LAYOUT_FACTS, as_recorded
+from headrace.runtime.recording import LAYOUT_FACTS, as_recorded, fact
 
 CLOSE_SECONDS = 60.0
 """How long a learner that has been told to end may take."""
@@ -63,17 +62,9 @@ class ReplayLearner:
         return moved
 
     async def _begin(self, record: RecordedStep) -> LocalLearner:
-        try:
-            config = as_recorded(self._config, record.facts)
-            num_threads = int(record.facts["num_threads"])
-            num_updates = int(record.facts["num_updates"])
-        except (KeyError, ValueError) as error:
-            msg = (
-                f"the record of step {record.step} does not tell how its learner was laid out "
-                f"({error!r}); replay it with the headrace that wrote it"
-            )
-            raise RunDirectoryError(msg) from error
-        compute = ComputeThread("learner", num_threads)
+        config = as_recorded(self._config, record)
+        num_updates = int(fact(record, "num_updates"))
+        compute = ComputeThread("learner", int(fact(record, "num_threads")))
         self._parts.push_async_callback(asyncio.to_thread, compute.close, CLOSE_SECONDS)
         learner = place_learner(config, self._model, num_updates=num_updates, compute=compute)
         self._parts.push_async_callback(learner.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Difference:
     """Of a metric, or what else was compared."""
     recorded: float | int | str | None
     """None: it was not there."""
-    recomputed: float | int | str
+    recomputed: float | int | str | None
 
     def __str__(self) -> str:
         return (
@@ -44,6 +44,42 @@ class Difference:
 
 
 @dataclass(slots=True, kw_only=True)
+class SamplingReport:
+    """What came of sampling the groups of a step again."""
+
+    num_groups: int
+    """In the batch. Those with tokens of several versions are not sampled again."""
+    is_promised: bool
+    """Whether the recipe promises every bit, whatever is sampled together."""
+    num_sampled: int = 0
+    """Groups that were sampled again."""
+    num_rollouts: int = 0
+    """In those."""
+    num_other_tokens: int = 0
+    """Rollouts whose tokens came out otherwise."""
+    num_other_logprobs: int = 0
+    """Rollouts with the same tokens and a log-prob that differs in some bit."""
+    largest_gap: float = 0.0
+    """Between two log-probs of those, in nats."""
+
+    def __str__(self) -> str:
+        same = self.num_rollouts - self.num_other_tokens
+        text = (
+            f"sampled again: {self.num_sampled} of {self.num_groups} groups; of "
+            f"{self.num_rollouts} rollouts {same} have the same tokens and "
+            f"{same - self.num_other_logprobs} the same log-probs to the last bit"
+        )
+        if self.num_other_logprobs:
+            text += f" (largest gap {self.largest_gap:.3g} nats)"
+        if not self.is_promised and self.num_other_tokens + self.num_other_logprobs:
+            text += (
+                "; what is sampled together decides last bits, unless the run has "
+                "generator.batch_invariant = true"
+            )
+        return text
+
+
+@dataclass(slots=True, kw_only=True)
 class ReplayReport:
     """What came of it."""
 
@@ -57,6 +93,8 @@ class ReplayReport:
     """In what this machine is another one than the steps were recorded on."""
     differences: list[Difference] = field(default_factory=list)
     """Of every step that was made, in the order in which they were found."""
+    sampling: SamplingReport | None = None
+    """None: not asked for."""
 
     @property
     def is_identical(self) -> bool:
@@ -72,14 +110,16 @@ class ReplayReport:
     def lines(self) -> list[str]:
         """Return it for people, the verdict first."""
         made = f"step {self.step}" if self.step == self.first_step else self._range()
+        sampled = [] if self.sampling is None else [str(self.sampling)]
         if self.is_identical:
-            return [f"{made} from {self.started_from}: bit-identical"]
+            return [f"{made} from {self.started_from}: bit-identical", *sampled]
         more = len(self.differences) - 1
         largest = f"{self.largest_relative:.3g}"
         return [
             f"{made} from {self.started_from}: NOT bit-identical",
             f"first difference: {self.differences[0]}" + f" (and {more} more)" * (more > 0),
             f"largest relative difference of a metric of step {self.step}: {largest}",
+            *sampled,
             *(f"note: {note}; bits may differ for that alone" for note in self.notes),
         ]
 
@@ -97,6 +137,7 @@ class ReplayReport:
             "num_differences": len(self.differences),
             "largest_relative_difference": self.largest_relative,
             "notes": self.notes,
+            "sampling": None if self.sampling is None else asdict(self.sampling),
         }
 
 

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.monitors import Weights, read_records
+from headrace.monitors import RecordedStep, Weights, read_records
 from headrace.runtime import recording
 from headrace.runtime.preflight import PreparedRun
 from headrace.runtime.recording import Recording, as_recorded, facts_of
 from headrace.types import StepRecord, WeightUpdate
+
+
+def recording_of(prepared: PreparedRun, folder: Path) -> Recording:
+    return Recording(folder, prepared.config, num_steps=9, num_threads=1, generator_threads=1)
 
 
 class Learner:
@@ -29,7 +33,9 @@ class Rehearsal:
     """A recording, with a learner that publishes and a monitor that takes."""
 
     def __init__(self, prepared: PreparedRun, folder: Path) -> None:
-        self.recording = Recording(folder, prepared.config, num_steps=9, num_threads=1)
+        self.recording = Recording(
+            folder, prepared.config, num_steps=9, num_threads=1, generator_threads=1
+        )
         self.learner = Learner()
         self.export = self.recording.noting(self.learner.export)
 
@@ -174,7 +180,9 @@ def test_steps_are_recorded_where_the_recipe_says_so_or_a_run_would_not_repeat(
     settings: tuple[str, ...],
     is_recorded: bool,
 ) -> None:
-    found = Recording(tmp_path, prepare(*settings).config, num_steps=9, num_threads=1)
+    found = Recording(
+        tmp_path, prepare(*settings).config, num_steps=9, num_threads=1, generator_threads=1
+    )
     assert found.monitor is not None
     assert (found.monitor._take_weights is not None) == is_recorded
     found.monitor.close()
@@ -186,8 +194,12 @@ def test_a_recipe_becomes_what_was_resolved_on_the_machine_that_recorded(
     there = prepare(
         "generator.dtype=int8", "learner.compute_dtype=bfloat16", "learner.parallel.shards=2"
     ).config
-    facts = facts_of(there, num_updates=8, num_threads=3)
-    here = as_recorded(prepare("learner.compute_dtype=auto").config, facts)
+    facts = facts_of(there, num_updates=8, num_threads=3, generator_threads=1)
+    weights = Weights(policy_version=0, checksum=0)
+    record = RecordedStep(
+        step=1, before=weights, after=weights, metrics={}, rollouts="", facts=facts
+    )
+    here = as_recorded(prepare("learner.compute_dtype=auto").config, record)
     assert here.learner.compute_dtype == "bfloat16"
     assert here.generator.dtype == facts["weights_dtype"]
     assert here.generator.dtype in {"bfloat16", "float32"}, "what is published, not eight bits"

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,10 +22,11 @@ from headrace.monitors import read_batch, read_records, write_rollouts
 from headrace.monitors.run_directory import rollout_file
 from headrace.monitors.step_records import append_record
 from headrace.runtime import replay as replay_module
+from headrace.runtime import replay_sampling
 from headrace.runtime.local import LocalRun
 from headrace.runtime.preflight import PreparedRun
 from headrace.runtime.replay import replay
-from headrace.runtime.replay_report import ReplayReport
+from headrace.runtime.replay_report import ReplayReport, SamplingReport
 from headrace.types import RolloutGroup, StepRecord
 
 AHEAD = (
@@ -71,8 +73,8 @@ def train(prepared: PreparedRun, output: Path, *, stop_after: int | None = None)
     asyncio.run(run.train(controllers.append))
 
 
-def replayed(run: Path, step: int) -> ReplayReport:
-    return asyncio.run(replay(run, step))
+def replayed(run: Path, step: int, *, generate: bool = False) -> ReplayReport:
+    return asyncio.run(replay(run, step, generate=generate))
 
 
 @pytest.mark.parametrize("settings", LEARNING.values(), ids=LEARNING.keys())
@@ -284,7 +286,7 @@ def test_a_record_without_its_layout_is_named(copied: Path) -> None:
     record = read_records(copied)[5]
     facts = {name: value for name, value in record.facts.items() if name != "parallel"}
     append_record(copied, dataclasses.replace(record, facts=facts))
-    with pytest.raises(RunDirectoryError, match="step 5 does not tell how its learner was laid"):
+    with pytest.raises(RunDirectoryError, match="step 5 does not tell parallel; replay it with"):
         replayed(copied, 5)
 
 
@@ -296,3 +298,85 @@ def test_a_replay_changes_nothing_in_the_run(copied: Path) -> None:
     before = content()
     replayed(copied, 5)
     assert content() == before
+
+
+def test_groups_are_sampled_again_by_the_weights_that_sampled_them(recorded: Path) -> None:
+    for step in range(1, 7):
+        report = replayed(recorded, step, generate=True)
+        assert report.is_identical
+        assert report.sampling == SamplingReport(
+            num_groups=4, is_promised=False, num_sampled=4, num_rollouts=16
+        )
+    # Its groups are of the version that step 5 began with, so step 4's checkpoint will do.
+    assert report.first_step == 5
+    assert replayed(recorded, 5, generate=True).first_step == 1, "those of step 5 are older"
+
+
+@pytest.fixture(scope="module")
+def invariant(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that promises the bits of every log-prob, with rollouts that span updates."""
+    from lab import make_lab  # noqa: PLC0415 - see `recorded`
+
+    from headrace.config import check_config  # noqa: PLC0415 - see `recorded`
+    from headrace.runtime.preflight import preflight  # noqa: PLC0415 - see `recorded`
+
+    lab = make_lab(tmp_path_factory.mktemp("invariant"))
+    settings = (*AHEAD, "generator.batch_invariant=true", "generator.on_update=keep")
+    train(preflight(check_config(lab.recipe, settings)).require(), lab.folder / "run")
+    return lab.folder / "run"
+
+
+def test_what_a_run_promises_of_its_log_probs_is_kept_by_groups_of_one_version(
+    invariant: Path,
+) -> None:
+    for step, record in read_records(invariant).items():
+        batch = read_batch(invariant, record)
+        of_one = [group for group in batch if group.oldest_version == group.newest_version]
+        report = replayed(invariant, step, generate=True)
+        assert report.is_identical, report.lines()
+        assert report.sampling is not None
+        assert report.sampling.num_sampled == len(of_one)
+
+
+@pytest.mark.parametrize("is_promised", [False, True])
+def test_what_is_sampled_otherwise_is_told_and_counts_where_it_was_promised(
+    recorded: Path, invariant: Path, monkeypatch: pytest.MonkeyPatch, *, is_promised: bool
+) -> None:
+    monkeypatch.setattr(replay_sampling, "group_seed", lambda _root, _group_id: 0)
+    report = replayed(invariant if is_promised else recorded, 1, generate=True)
+    assert report.sampling is not None
+    assert report.sampling.num_other_tokens > 0
+    assert report.is_identical != is_promised
+    assert any("sampled again: " in line for line in report.lines())
+    if is_promised:
+        assert re.match(
+            r"(token|log-prob) \d+ of rollout \d+ of group 0/", report.differences[0].name
+        )
+
+
+def test_a_log_prob_that_another_one_was_recorded_for_is_told_with_its_place(
+    invariant: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(invariant, tmp_path / "run")
+    first, *others = read_batch(run, read_records(run)[1])
+    rollout = first.rollouts[1]
+    logprobs = (*rollout.generator_logprobs[:-1], next_number(rollout.generator_logprobs[-1]))
+    altered = dataclasses.replace(rollout, generator_logprobs=logprobs)
+    rollouts = (first.rollouts[0], altered, *first.rollouts[2:])
+    record_batch(run, 1, [dataclasses.replace(first, rollouts=rollouts), *others])
+    report = replayed(run, 1, generate=True)
+    assert report.sampling is not None
+    assert report.sampling.num_other_logprobs == 1
+    assert 0 < report.sampling.largest_gap < 1e-5
+    place = len(logprobs) - 1
+    expected = f"log-prob {place} of rollout 1 of group {first.group_id}"
+    assert expected in [difference.name for difference in report.differences]
+
+
+def test_an_engine_that_does_not_repeat_itself_is_not_asked_to(copied: Path) -> None:
+    path = copied / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    config["generator"]["engine"] = "vllm"
+    path.write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ConfigError, match=r"--generate: the run sampled with .* = \"vllm\""):
+        replayed(copied, 2, generate=True)
