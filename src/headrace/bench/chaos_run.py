@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,21 +110,9 @@ def run_under_chaos(
     recipe, run, temporary = task.write(folder), folder / "run", folder / "tmp"
     temporary.mkdir()
     plan, memory = _Plan.drawn(seed, num_kills, task.num_steps), _names(_MEMORY)
-    command = [sys.executable, "-m", "headrace", "train", str(recipe), "--output", str(run)]
-    command += ["--restarts", str(RESTARTS)]
-    command += [word for setting in settings for word in ("--set", setting)]
     began = time.monotonic()
     problems: list[str] = []
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(  # noqa: S603 - our own command
-            command,
-            # torch keeps what it has compiled for the next process, which is no litter.
-            env=os.environ | {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(folder)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
+    with _started(recipe, folder, settings) as process:
         processes = Processes(process.pid)
         while process.poll() is None:
             plan.act(_num_steps(run), processes)
@@ -145,6 +133,24 @@ def run_under_chaos(
         accuracy=_accuracy(run),
         seconds=seconds,
     )
+
+
+@contextmanager
+def _started(
+    recipe: Path, folder: Path, settings: Sequence[str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "headrace", "train", str(recipe)]
+    command += ["--output", str(folder / "run"), "--restarts", str(RESTARTS)]
+    command += [word for setting in settings for word in ("--set", setting)]
+    # torch keeps what it has compiled for the next process, which is no litter.
+    places = {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(  # noqa: S603 - our own command
+            command, env=os.environ | places, stdout=log, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        yield process
 
 
 def _broken_promises(task: Task, run: Path) -> Iterator[str]:

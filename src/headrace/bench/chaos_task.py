@@ -47,6 +47,11 @@ path = "heldout.jsonl"
 [sampling]
 max_tokens = 24
 
+[placement]
+generators = "disaggregated"
+num_generators = 2
+backoff_seconds = 0.1
+
 [verifier.components.answer]
 kind = "function"
 path = "reward.py:is_right"

@@ -88,6 +88,12 @@ class ChildProcess:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), seconds)
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process: then it could not say itself what is wrong."""
+        status = self.process.returncode
+        return status is not None and status < 0
+
     def ending(self) -> str:
         """Say how the process ended."""
         status = self.process.returncode

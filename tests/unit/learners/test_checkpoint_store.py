@@ -233,3 +233,37 @@ def saves_directory() -> Iterator[Path]:
     parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=parent) as directory:
         yield Path(directory)
+
+
+def test_what_is_under_way_is_waited_for_whatever_comes_of_it_and_whoever_gives_up(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        store, release = store_in(tmp_path), asyncio.Event()
+        await store.settle()
+
+        async def slow(directory: Path) -> Awaitable[None]:
+            async def written() -> None:
+                await release.wait()
+                if "000002" in directory.name:
+                    msg = "the learner died"
+                    raise CheckpointError(msg)
+
+            return written()
+
+        writing = await store.begin(1, 1, slow)
+        impatient = asyncio.create_task(store.settle())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        await asyncio.gather(impatient, return_exceptions=True)
+        assert not writing.done(), "whoever waits for it does not end it"
+        release.set()
+        await store.settle()
+        assert store.latest() == writing.result()
+
+        failing = await store.begin(2, 2, slow)
+        await store.settle()
+        assert isinstance(failing.exception(), CheckpointError)
+        assert names(tmp_path) == ["step-000001"]
+
+    asyncio.run(scenario())

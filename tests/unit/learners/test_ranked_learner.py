@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import RunConfig
-from headrace.errors import CheckpointError, NoSignalError, RunError
+from headrace.errors import CheckpointError, LearnerFailure, NoSignalError, RunError
 from headrace.learners import CheckpointStore, PolicySource, TorchLearner
 from headrace.learners.parallel.learner import RankedLearner
 from headrace.learners.parallel.regions import Region
@@ -210,11 +210,11 @@ def test_a_rank_that_dies_in_a_step_ends_all_and_is_named_with_how_and_its_last_
         os.kill(first, signal.SIGCONT)
 
     expected = rf"rank 1 of the learner \(process {second}\) was killed by SIGKILL during a step"
-    with pytest.raises(RunError, match=expected):
+    with pytest.raises(LearnerFailure, match=expected):
         run(step_and(learner, batch, kill))
     assert not is_there(first)
     assert not is_there(second)
-    with pytest.raises(RunError, match=expected):
+    with pytest.raises(LearnerFailure, match=expected):
         run(learner.step(batch))
 
 
@@ -226,7 +226,7 @@ def test_a_rank_that_hangs_ends_all_at_the_deadline_and_is_named(
     first, second = pids_of(learner)
     os.kill(second, signal.SIGSTOP)
     with pytest.raises(
-        RunError, match=rf"^rank 1 \(process {second}\) is stopped.* no answer during a step"
+        LearnerFailure, match=rf"^rank 1 \(process {second}\) is stopped.* no answer during a step"
     ):
         run(learner.step(batch))
     assert not is_there(first)
@@ -239,8 +239,9 @@ def test_ranks_that_cannot_start_say_why(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(
         RunError, match=r"rank \d of the learner .* ended with exit status 1 during the start"
-    ):
+    ) as ended:
         make_ranked()
+    assert not isinstance(ended.value, LearnerFailure), "it would say the same again"
 
 
 PARENT = """

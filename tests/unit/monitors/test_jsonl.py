@@ -95,3 +95,18 @@ def test_a_run_killed_in_mid_write_is_read_and_resumed(tmp_path: Path) -> None:
     assert steps[:20] == list(range(1, 21))
     rewind(tmp_path, 15)
     assert [line.step for line in read_run(tmp_path).steps] == list(range(1, 16))
+
+
+def test_records_go_on_after_a_rewind_at_the_end_of_what_it_left(tmp_path: Path) -> None:
+    monitor = JsonlMonitor(tmp_path)
+    for step in (1, 2, 3):
+        monitor.on_step(_step(step))
+        monitor.on_event(RunEvent(kind="noted", step=step, message=""))
+    rewind(tmp_path, 1)
+    monitor.reopen()
+    monitor.on_step(_step(2, again=1.0))
+    monitor.on_event(RunEvent(kind="noted", step=2, message=""))
+    monitor.close()
+    lines = _lines(tmp_path / "metrics.jsonl")
+    assert [(line["step"], line["metrics"]) for line in lines] == [(1, {}), (2, {"again": 1.0})]
+    assert [line["step"] for line in _lines(tmp_path / "events.jsonl")] == [1, 2]

@@ -212,13 +212,15 @@ class RankProcesses:
         """Say which rank was the first cause: what died, else what hangs, else what failed."""
         when = f"during {_DOING[what]}"
         if dead:
-            first = dead[0]
-            others = ", ".join(str(process.rank) for process in dead[1:])
+            # Who was killed comes before whom that may have ended.
+            first, *rest = sorted(dead, key=lambda process: not process.was_killed)
+            others = ", ".join(str(process.rank) for process in rest)
             more = f" (and rank {others})" if others else ""
-            return LearnerFailure(
+            msg = (
                 f"rank {first.rank} of the learner (process {first.pid}){more} {first.ending()} "
                 f"{when}; all ranks were stopped. Its last words: {first.last_words}"
             )
+            return LearnerFailure(msg) if first.was_killed else RunError(msg)
         if where:
             listed = "; ".join(f"rank {rank} {place}" for rank, place in where.items())
             return LearnerFailure(
