@@ -15,13 +15,11 @@ from headrace.errors import HeadraceError
 from headrace.types import GenerationRequest, Rollout, RolloutGroup
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One open `GeneratorPool.generate`."""
 
     arrivals: asyncio.Queue[RolloutGroup | HeadraceError] = field(default_factory=asyncio.Queue)
-    is_closed: bool = False
-    """Nobody waits for the rest of it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

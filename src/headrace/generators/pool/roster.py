@@ -20,7 +20,13 @@ from typing import Any, TypeVar
 
 from headrace.errors import GeneratorFailure, HeadraceError
 from headrace.generators.pool.member import Member
-from headrace.generators.pool.proxy import Beat, GeneratorProxy, Launch, MemberLostError
+from headrace.generators.pool.proxy import (
+    Beat,
+    GeneratorProxy,
+    Launch,
+    MemberLostError,
+    Question,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,10 +77,11 @@ class RosterEvents:
 class Roster:
     """All members of now. Used from one event loop."""
 
-    def __init__(self, launch: Launch, settings: PoolSettings, events: RosterEvents) -> None:
+    def __init__(self, launch: Launch, settings: PoolSettings) -> None:
+        """`tell_of` comes before the first member."""
         self._launch = launch
         self._settings = settings
-        self._events = events
+        self._events: RosterEvents
         self._incarnations = itertools.count(1)
         self._indexes = itertools.count()
         self._changed = asyncio.Event()
@@ -85,14 +92,14 @@ class Roster:
         self.num_restarts = 0
         """Starts that followed a loss, since somebody took the number."""
 
+    def tell_of(self, events: RosterEvents) -> None:
+        """Have the pool hear of what happens to members."""
+        self._events = events
+
     @property
     def serving(self) -> list[tuple[Member, GeneratorProxy]]:
         """Members that can be asked, and how."""
         return [(member, member.proxy) for member in self.members if member.proxy is not None]
-
-    def is_current(self, member: Member, proxy: GeneratorProxy) -> bool:
-        """Whether ``proxy`` is not fenced."""
-        return member.proxy is proxy
 
     def grow(self, count: int) -> list[Member]:
         """Add ``count`` members, which join as soon as they are ready."""
@@ -129,6 +136,25 @@ class Roster:
         while not is_enough():
             self._changed.clear()
             await self._changed.wait()
+
+    async def tell_all(self, question: Question, *arguments: object) -> None:
+        """Have every member that serves do something, all at the same time.
+
+        Waits for each until it has or is lost. Raises what the first of them raises.
+        """
+        asked = (self.tell(member, proxy, question, *arguments) for member, proxy in self.serving)
+        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def tell(
+        self, member: Member, proxy: GeneratorProxy, question: Question, *arguments: object
+    ) -> None:
+        """Have one do it; where it is lost, fence it. Raises what the generator raises."""
+        try:
+            await proxy.ask(question, *arguments)
+        except MemberLostError as loss:
+            self.fence(member, proxy, str(loss))
 
     def fence(self, member: Member, proxy: GeneratorProxy, why: str) -> None:
         """End the incarnation behind ``proxy``, at once, unless that has happened."""

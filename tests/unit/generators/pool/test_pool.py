@@ -198,8 +198,8 @@ def test_what_a_caller_does_not_wait_for_is_taken_back() -> None:
         async with aclosing(pool.generate([request(f"g{n}") for n in range(20)])) as groups:
             async for _ in groups:
                 break
-        assert not pool._open
-        assert not pool._waiting
+        assert not pool._work._open
+        assert not pool._work._waiting
         await until(lambda: not any(member.flights for member in pool._roster.members))
         assert len(lab.sent) < 20
         assert set(await collect(pool, [request("g19")])) == {"g19"}

@@ -257,6 +257,25 @@ def test_a_start_that_never_goes_well_ends_the_first_update() -> None:
     lab.run(work, num_members=2, max_restarts=1)
 
 
+def test_a_history_that_was_taken_back_is_nobodys_fault() -> None:
+    lab = PoolLab()
+
+    async def work(pool: GeneratorPool) -> None:
+        await pool.update_from(notice(5))
+        await pool.pause()
+        before = asyncio.ensure_future(collect(pool, [request("a")]))
+        await asyncio.sleep(0.01)
+        # The learner died, whoever waited is gone, and training goes on from version 2.
+        before.cancel()
+        await asyncio.wait({before})
+        await pool.update_from(notice(2))
+        await pool.resume()
+        assert (await collect(pool, [request("a")])) == {"a": sampled(request("a"), 2)}
+        assert len(lab.proxies) == 1
+
+    lab.run(work, num_members=1)
+
+
 def test_one_member_that_cannot_be_had_does_not_stop_the_others() -> None:
     lab = PoolLab()
 
