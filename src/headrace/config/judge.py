@@ -54,7 +54,8 @@ class EndpointSection(ComponentSection):
     """How many times a completion is judged."""
     rule: Literal["majority", "mean", "unanimous"] = "majority"
     """How votes become one: what more than half of them say; their mean, if more than half can be
-    read; what all of them say. Where the rule decides nothing, the rollout is not scored."""
+    read; what all of them say. Where the rule decides nothing, the rollout is not scored; where the
+    completion is why, it is worth 0."""
     temperature: float | None = Field(default=None, ge=0.0, le=10.0)
     """Of the judge's sampling; null leaves it to the endpoint."""
     max_tokens: int = Field(default=1024, ge=16)
@@ -145,7 +146,7 @@ class RewardModelConfig(ComponentSection):
     squash: bool = False
     """Pay a single output through the logistic function, between 0 and 1, and not as it is."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Of prompt and completion together; what is longer is not scored."""
+    """Of prompt and completion together; of a longer completion the start that fits is scored."""
     batch_size: int = Field(default=16, ge=1)
     """Completions computed together at most."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -33,7 +33,7 @@ UnitRule = Literal["same", "convert", "ignore"]
 """What a unit other than the expected one means."""
 
 
-AnswerForm = Literal["any", "final"]
+AnswerForm = Literal["any", "worked", "final"]
 """Whether an answer may leave work to its reader that the expected one has done."""
 
 
@@ -78,9 +78,10 @@ class MathConfig(ComponentSection):
     answer_type_column: str | None = None
     """Column of the data that declares a row's own answer type; null there means
     ``answer_type``."""
-    form: AnswerForm = "any"
-    """``final``: an answer that is left to work out, such as 12*34 or 2x=10, is wrong, unless the
-    expected one is such, too; ``any``: it is right where it is equal."""
+    form: AnswerForm = "worked"
+    """``worked``: an answer that is left to work out and has no numbers but the task's, such as
+    12*34 for what asks for 12*34, is wrong, unless the expected one is left so, too; ``final``: one
+    that is left to work out is, whatever its numbers; ``any``: it is right where it is equal."""
     units: UnitRule = "same"
     """``same``: an answer's unit is the expected one's, or left out; ``convert``: or one that
     converts into it; ``ignore``: whatever it is. An expected answer without a unit allows any."""

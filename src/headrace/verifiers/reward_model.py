@@ -43,7 +43,7 @@ class RewardModelComponent:
         return self.pool.slots
 
     async def score(self, prompt: Prompt, completion: str) -> Score:
-        """Return the model's number; None for what is too long for it, or where it failed.
+        """Return the model's number; None where a prompt is too long for it, or where it failed.
 
         Waits for the batches before its own; each has a deadline.
         """
@@ -128,7 +128,7 @@ def _spec(config: RewardModelConfig) -> WorkerSpec:
 
 def _score(value: float | None, config: RewardModelConfig) -> Score:
     if value is None:
-        detail = f"longer than max_tokens = {config.max_tokens}, or than the model reads"
+        detail = f"the prompt is longer than max_tokens = {config.max_tokens}, or than is read"
         return Score(outcome=Outcome.ABSTAIN, reward=None, detail=detail)
     outcome = Outcome.PASS if value > 0 else Outcome.WRONG
     return Score(outcome=outcome, reward=value, detail=f"the model says {value:.4g}")

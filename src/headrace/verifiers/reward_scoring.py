@@ -60,8 +60,12 @@ class _Scorer:
         self._model.config.pad_token_id = self._pad
 
     def score(self, texts: Sequence[tuple[str, str]]) -> list[float | None]:
-        """Return one number for each prompt and completion; None for what is too long."""
-        encoded = [self._encode(prompt, completion) for prompt, completion in texts]
+        """Return one number for each prompt and completion; None where a prompt is too long.
+
+        A completion that is too long is scored by as much of it as fits: being left out must not
+        be a policy's choice.
+        """
+        encoded = [self._fitted(prompt, completion) for prompt, completion in texts]
         places = [place for place, ids in enumerate(encoded) if 0 < len(ids) <= self._max_tokens]
         scores: list[float | None] = [None] * len(texts)
         # Without a padding token texts cannot share a batch.
@@ -71,6 +75,16 @@ class _Scorer:
             for place, value in zip(batch, self._compute([encoded[k] for k in batch]), strict=True):
                 scores[place] = value
         return scores
+
+    def _fitted(self, prompt: str, completion: str) -> list[int]:
+        """Return the tokens of a prompt and of the longest start of its completion that fits."""
+        ids = self._encode(prompt, completion)
+        # Shorter and shorter by the share that is too much, so that few tries are needed.
+        while len(ids) > self._max_tokens and completion:
+            kept = len(completion) * self._max_tokens // len(ids)
+            completion = completion[: min(kept, len(completion) - 1)]
+            ids = self._encode(prompt, completion)
+        return ids
 
     def _encode(self, prompt: str, completion: str) -> list[int]:
         prompt, completion = self._harmless(prompt), self._harmless(completion)

@@ -277,3 +277,42 @@ def test_an_answer_that_only_looks_the_same_is_wrong(
     grader: MathComponent, gold: str, completion: str
 ) -> None:
     assert reward(grader, gold, completion) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "answer", "is_paid"),
+    [
+        ("What is 12 * 34?", "408", "12*34", False),
+        ("What is 12 * 34?", "408", "34 \\cdot 12 + 0", False),
+        ("What is 12 * 34?", "408", "408", True),
+        ("What is 12 * 34?", "408", "12*34 = 408", True),
+        ("What is 12 * 34?", "408", "6*68", True),
+        ("What is 1,200 + 34?", "1234", "1200 + 34", False),
+        ("Solve 2x = 10.", "x=5", "2x=10", False),
+        ("Solve 2x = 10.", "x=5", "x=5", True),
+        ("What is the square root of 16?", "4", "\\sqrt{16}", False),
+        ("What is the cube root of 64?", "4", "\\sqrt[3]{64}", False),
+        ("Compute 2^10.", "1024", "2^{10}", False),
+        ("How many subsets has a set of 10 elements?", "1024", "2^{10}", True),
+        ("Simplify 6/4.", "\\frac{3}{2}", "\\frac{6}{4}", True),
+        ("Simplify the root of 12.", "2\\sqrt3", "\\sqrt{12}", True),
+        ("Write 408 as 12 times 34.", "12*34", "12*34", True),
+        ("Is it (B), 2 + 2?", "B", "\\textbf{(B)} 2 + 2", True),
+    ],
+)
+def test_saying_the_task_again_is_not_paid(
+    task: str, gold: str, answer: str, is_paid: bool
+) -> None:
+    component = MathComponent(MathConfig(kind="math"))
+    prompt = Prompt(prompt_id="p", source="s", text=task, token_ids=(1,), answer=gold)
+    try:
+        score = asyncio.run(component.score(prompt, f"\\boxed{{{answer}}}"))
+    finally:
+        component.pool.close_blocking()
+    assert score.reward == float(is_paid), score.detail
+
+
+def test_whoever_wants_it_may_pay_for_what_is_equal() -> None:
+    component = MathComponent(MathConfig(kind="math", form="any"))
+    prompt = Prompt(prompt_id="p", source="s", text="12*34", token_ids=(1,), answer="408")
+    assert asyncio.run(component.score(prompt, "12*34")).reward == 1.0

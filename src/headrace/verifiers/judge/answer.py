@@ -20,6 +20,7 @@ from headrace.verifiers.judge.question import Criterion
 MAX_CHARS = 100_000
 """A longer answer is not read."""
 CANARY_LABEL = "judge_taken_over"
+SILENCED_LABEL = "judge_silenced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class Vote:
     """Criterion -> points; None where there is no vote."""
     outcome: Outcome = Outcome.ABSTAIN
     """Why there is none: ABSTAIN where the answer has no meaning, else our own failure."""
+    is_refused: bool = False
+    """Whether the endpoint took this question in no form, which others may still be."""
     detail: str = ""
     labels: tuple[str, ...] = field(default=())
 

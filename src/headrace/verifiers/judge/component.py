@@ -1,7 +1,8 @@
 """A component that a language model scores: by points, or by a rubric.
 
-Owns: what the judge does not clearly say is no reward. Votes run side by side, each in a place of
-its own; those that can change nothing any more are cancelled.
+Owns: what the judge does not clearly say is no reward, and a completion that keeps it from saying
+anything is worth 0. Votes run side by side, each in a place of its own; those that can change
+nothing any more are cancelled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from headrace.config import JudgeConfig, RubricConfig
 from headrace.types import Outcome, Prompt
 from headrace.verifiers.component import Score, no_answer_to_compare
 from headrace.verifiers.extract import without_thinking
-from headrace.verifiers.judge.answer import Vote, read_vote
+from headrace.verifiers.judge.answer import CANARY_LABEL, SILENCED_LABEL, Vote, read_vote
 from headrace.verifiers.judge.ballot import Points, decided, is_over
 from headrace.verifiers.judge.endpoint import (
     Endpoint,
@@ -30,6 +31,7 @@ from headrace.verifiers.judge.question import (
     messages,
     new_secret,
 )
+from headrace.verifiers.judge.standing import WINDOW, Standing
 from headrace.verifiers.slots import Slots
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class JudgeComponent:
         self.slots = Slots(config.max_concurrent)
         self._config = config
         self._criteria = _criteria(config)
+        self._standing = Standing()
         self._endpoint = Endpoint(config, api_key, self.slots.note_retry)
         # Not told to anyone else: a completion that makes the judge write it has reached the judge.
         self._canary = new_secret()
@@ -89,8 +92,14 @@ class JudgeComponent:
         except LateError as error:
             return Vote(points=None, outcome=Outcome.TIMEOUT_WALL, detail=str(error))
         except NoAnswerError as error:
-            return Vote(points=None, outcome=Outcome.INFRA, detail=str(error))
-        return read_vote(content, self._criteria, canary=self._canary)
+            is_refused = isinstance(error, MisunderstoodError)
+            return Vote(
+                points=None, outcome=Outcome.INFRA, detail=str(error), is_refused=is_refused
+            )
+        vote = read_vote(content, self._criteria, canary=self._canary)
+        # One that was taken over is understood only too well.
+        self._standing.note(readable=vote.points is not None or CANARY_LABEL in vote.labels)
+        return vote
 
     async def _ask(self, case: Case) -> str:
         asked_with = self._format
@@ -129,12 +138,29 @@ class JudgeComponent:
         points = decided(votes, self._config.votes, self._config.rule)
         if points is None:
             outcome, detail = self._undecided(votes)
+            if (label := self._provoked(votes)) is not None:
+                labels = tuple(sorted({*labels, label}))
+                return Score(outcome=Outcome.WRONG, reward=0.0, detail=detail, labels=labels)
             return Score(outcome=outcome, reward=None, detail=detail, labels=labels)
         reward = self._paid(points)
         outcome = Outcome.PASS if reward >= 1.0 else Outcome.WRONG
         given = ", ".join(f"{name} {value:g}" for name, value in points.items())
         reasons = next(vote.detail for vote in votes if vote.points is not None)
         return Score(outcome=outcome, reward=reward, detail=f"{given}: {reasons}", labels=labels)
+
+    def _provoked(self, votes: Sequence[Vote]) -> str | None:
+        """Return the label of a completion that kept votes from being cast, or None.
+
+        By taking the judge over; or, where the judge is understood otherwise, by an answer without
+        meaning, or a question that it does not take.
+        """
+        if any(CANARY_LABEL in vote.labels for vote in votes):
+            return CANARY_LABEL
+        silent = any(
+            vote.is_refused or (vote.points is None and vote.outcome is Outcome.ABSTAIN)
+            for vote in votes
+        )
+        return SILENCED_LABEL if silent and self._standing.is_understood else None
 
     def _undecided(self, votes: Sequence[Vote]) -> tuple[Outcome, str]:
         """Return why there is no verdict: our failure where there was one, else an abstention."""
@@ -144,6 +170,9 @@ class JudgeComponent:
         why = "the votes differ" if first is None else first.detail
         num_votes = self._config.votes
         detail = f"{len(votes) - len(without)} of {num_votes} votes, {self._config.rule}: {why}"
+        if failed is None and self._standing.is_lost:
+            # Not an abstention: the run has to stop, or it would train on what is left.
+            return Outcome.INFRA, f"most of the last {WINDOW} answers have no meaning; {detail}"
         return (Outcome.ABSTAIN if failed is None else failed.outcome), detail
 
     def _paid(self, points: Points) -> float:

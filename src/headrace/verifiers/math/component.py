@@ -25,7 +25,13 @@ from headrace.verifiers.math.compare import Rules
 from headrace.verifiers.math.deciding import ExactDecider, NeedsAlgebra, Tolerance
 from headrace.verifiers.math.exact import value_of
 from headrace.verifiers.math.finding import find_answer
-from headrace.verifiers.math.judging import UnreadableGold, explain, judge, read_gold
+from headrace.verifiers.math.judging import (
+    UnreadableGold,
+    explain,
+    judge,
+    read_gold,
+    repeats_task,
+)
 from headrace.verifiers.math.reading import trees
 from headrace.verifiers.process_pool import ProcessPool, ReplyStatus, WorkerSpec
 from headrace.verifiers.slots import Slots
@@ -64,11 +70,15 @@ class MathComponent:
         what = f"{shown(text)} against {shown(prompt.answer)}"
         try:
             judgement = judge(prompt.answer, text, rules, ExactDecider(rules.tolerance))
+            score = right_or_wrong(right=judgement.right, detail=f"{what}: {judgement.rule}")
         except NeedsAlgebra:
-            return await self._graded(prompt.answer, text, rules, what)
+            score = await self._graded(prompt.answer, text, rules, what)
         except UnreadableGold:
             return no_answer_to_compare(prompt)
-        return right_or_wrong(right=judgement.right, detail=f"{what}: {judgement.rule}")
+        is_asked = rules.form == "worked" and score.reward == 1.0
+        if is_asked and repeats_task(prompt.text, prompt.answer, text, rules):
+            return right_or_wrong(right=False, detail=f"{what}: says the task again")
+        return score
 
     async def _graded(self, gold: str, answer: str, rules: Rules, what: str) -> Score:
         reply = await self.pool.call(_job(gold, answer, rules))

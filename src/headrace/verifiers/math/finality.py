@@ -7,6 +7,10 @@ that have no rational value are a form of their own and may stand.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
 from headrace.verifiers.math.exact import value_of
 from headrace.verifiers.math.kinds import bare
 from headrace.verifiers.math.reading import Reading, as_text, trees
@@ -20,6 +24,11 @@ from headrace.verifiers.math.tree import (
 )
 
 _TEN = 10
+_IN_TASK = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_NEUTRAL = frozenset((Fraction(0), Fraction(1)))
+"""What anything can be written with once more."""
+_MAX_DIGITS = 40
+"""Of a number of a task that is looked for in an answer."""
 
 
 def left_to_do(reading: Reading) -> str | None:
@@ -32,6 +41,34 @@ def left_to_do(reading: Reading) -> str | None:
             if unfinished is not None:
                 return f"{as_text(unfinished)} is not worked out"
     return None
+
+
+def says_the_task(task: str, reading: Reading) -> bool:
+    r"""Whether an answer that is left to work out holds no number but those of the task.
+
+    ``34 \cdot 12`` for what asks for ``12 \cdot 34``; the ``2^{10}`` of a set of ten is worked out.
+    """
+    if left_to_do(reading) is None:
+        return False
+    written = (found[0].replace(",", "") for found in _IN_TASK.finditer(task))
+    given = {Fraction(digits) for digits in written if len(digits) <= _MAX_DIGITS}
+    numbers = {
+        number for item in reading.items for tree in trees(item.value) for number in _numbers(tree)
+    }
+    return numbers <= given | _NEUTRAL
+
+
+def _numbers(tree: Tree) -> Iterator[Fraction]:
+    """Yield the numbers that are written in an expression."""
+    match tree:
+        case Number(value):
+            yield value
+        case Operation("root", (radicand, _)):
+            # The degree of a square root is not written.
+            yield from _numbers(radicand)
+        case Operation(_, operands):
+            for operand in operands:
+                yield from _numbers(operand)
 
 
 def _is_unsolved(relation: Relation) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.verifiers.math.compare import Comparison, Rules, shown
 from headrace.verifiers.math.deciding import Decider, ExactDecider, NeedsAlgebra
-from headrace.verifiers.math.finality import left_to_do
+from headrace.verifiers.math.finality import left_to_do, says_the_task
 from headrace.verifiers.math.kinds import as_set, type_problem
 from headrace.verifiers.math.measuring import with_base
 from headrace.verifiers.math.reading import Reading, read
@@ -92,6 +92,17 @@ def judged(gold_text: str, answer_text: str, rules: Rules, decide: Decider) -> J
     if not finding.right and _is_same_choice(gold, answer_text):
         return Judgement(right=True, rule="the same choice")
     return Judgement(right=finding.right, rule=finding.rule)
+
+
+def repeats_task(task: str, gold_text: str, answer_text: str, rules: Rules) -> bool:
+    """Whether a right answer is but the task again, which the expected one is not."""
+    gold = read_gold(gold_text, rules)
+    try:
+        answer = _answer(gold, answer_text, rules)
+    except Unreadable:
+        # Right as a choice, of which nothing is left to do.
+        return False
+    return left_to_do(gold) is None and says_the_task(task, answer)
 
 
 def explain(gold_text: str, answer_text: str, rules: Rules) -> list[str]:
