@@ -6,6 +6,7 @@ And what no cap forbids, because it costs nothing: graded, and wrong.
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from headrace.config import MathConfig
 from headrace.types import Outcome, Prompt
 from headrace.verifiers.component import Score
 from headrace.verifiers.math.component import MathComponent
+from headrace.verifiers.process_pool import Reply, ReplyStatus
 
 REFUSED = [
     ("1+" * 600 + "1", "1201 characters"),
@@ -148,3 +150,32 @@ def test_many_threads_get_the_verdicts_that_one_gets(grader: MathComponent) -> N
     for thread in threads:
         thread.join(120)
     assert [found[place] for place in range(len(answers))] == [1.0, 0.0, 1.0, 0.0, 1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome", "reward"),
+    [
+        ({"status": "timeout", "cpu_seconds": 3.0}, Outcome.TIMEOUT_CPU, 0.0),
+        ({"status": "timeout", "cpu_seconds": 0.1}, Outcome.TIMEOUT_WALL, None),
+        ({"status": "oom"}, Outcome.OOM, 0.0),
+        ({"status": "crash", "exit_status": -signal.SIGSEGV}, Outcome.RUNTIME, 0.0),
+        ({"status": "crash", "exit_status": -signal.SIGKILL}, Outcome.INFRA, None),
+        ({"status": "crash", "exit_status": None}, Outcome.INFRA, None),
+        ({"status": "error"}, Outcome.RUNTIME, None),
+    ],
+)
+def test_who_brings_down_its_grading_is_not_left_out_for_it(
+    fields: dict[str, object], outcome: Outcome, reward: float | None
+) -> None:
+    component = MathComponent(MathConfig(kind="math"))
+    asked: list[object] = []
+
+    async def call(job: object) -> Reply:
+        asked.append(job)
+        return Reply(**{**fields, "status": ReplyStatus(str(fields["status"]))})
+
+    component.pool.call = call
+    prompt = Prompt(prompt_id="p", source="s", text="t", token_ids=(1,), answer="\\pi")
+    score = asyncio.run(component.score(prompt, "\\boxed{\\pi + e - e}"))
+    assert (score.outcome, score.reward) == (outcome, reward)
+    assert len(asked) == (2 if fields["status"] == "oom" else 1)

@@ -10,8 +10,9 @@ from headrace.config import FunctionConfig
 from headrace.errors import ConfigError
 from headrace.types import Outcome, Prompt
 from headrace.verifiers.component import Score, failed_score
-from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus, WorkerSpec
+from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus
 from headrace.verifiers.slots import Slots
+from headrace.verifiers.worker_process import WorkerSpec
 
 _CHECK_MEMORY_MIB = 4096
 

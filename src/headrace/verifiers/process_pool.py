@@ -1,10 +1,15 @@
-"""A fixed number of killable worker processes that answer one job at a time each.
+"""A fixed number of killable worker processes that do jobs one after the other.
 
-Owns: a job that blows its deadline costs exactly one process, which is killed with its whole
-process group, reaped and replaced, so no slot is ever lost and no zombie stays; a process that
-dies, or answers another job than it was given, is replaced and its job tried once more.
+Owns: a job that blows its deadline costs exactly one process, which is killed with all that it
+started, reaped and replaced, so no place is ever lost and no zombie stays; a process that dies, or
+answers another job than it was given, is replaced and the job it was at tried once more. Jobs that
+take little go to a process several at a time, so that the pipe is paid for once; each has its own
+deadline all the same, and those behind one that failed go to another process untouched.
 The pool has a thread with an event loop of its own, so it may be called from any loop or thread,
 and no caller's loop ever waits for a pipe. It does not know what the jobs mean (`worker` does).
+
+    _serve      waits for one answer after the other, each with a deadline; unblocked by the worker,
+                by its end, or by a caller that gives up
 """
 
 from __future__ import annotations
@@ -13,29 +18,32 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 from headrace.verifiers import frames
-from headrace.verifiers.sandbox.watch import descendants
 from headrace.verifiers.slots import Slots
+from headrace.verifiers.worker_process import (
+    NotStartedError,
+    StartTimeoutError,
+    WorkerProcess,
+    WorkerSpec,
+)
 
-START_SECONDS = 120.0
-"""Time for a process to import what it needs; not part of a job's deadline."""
-_EXIT_STATUS_SECONDS = 1.0
-"""Time for a process whose pipe is closed to be reaped, so that its exit status can be told."""
+MAX_BATCH = 32
+"""Jobs that a process is given at once."""
+_BATCH_SECONDS = 0.005
+"""Of work at once: beyond it the pipe no longer matters, and an idle process would."""
+_BATCH_BYTES = 1 << 20
+_RECENT = 0.2
+"""Weight of the last job in the mean of how long one takes."""
 _END_SECONDS = 10.0
 """Time for the pool's own thread to end in `close`; its processes were killed before."""
-
-_T = TypeVar("_T")
+_MOST_TRIES = 2
 
 
 class ReplyStatus(StrEnum):
@@ -57,140 +65,33 @@ class Reply:
     """JSON; what the worker found. Only with OK."""
     detail: str = ""
     traceback: str = ""
+    cpu_seconds: float = 0.0
+    """With TIMEOUT: what its process computed meanwhile. Little means that the machine was busy."""
+    exit_status: int | None = None
+    """With CRASH: how its process ended, below 0 by a signal; None where it did not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """What a pool runs."""
-
-    kind: str
-    """``math``, ``function`` or ``reward_model``: see `worker`."""
-    target: str = ""
-    """For ``function`` the import path; for ``reward_model`` its settings as JSON."""
-    shown: str = ""
-    """The target in messages, where it reads badly as it is."""
-    num_processes: int
-    timeout_seconds: float
-    """For one job, counted from the moment a process that is ready takes it."""
-    memory_mib: int | None
-    """Address space of one process; None sets no limit."""
-    start_seconds: float = START_SECONDS
-    """For the imports of a process, before its first job."""
-
-    @property
-    def name(self) -> str:
-        """What the processes run, as it may stand in a message."""
-        return self.shown or (f"path = {self.target!r}" if self.target else self.kind)
-
-    def command(self) -> list[str]:
-        """Return the command line of a worker. ``-P``: the current folder shadows no module."""
-        settings = {"kind": self.kind, "target": self.target, "memory_mib": self.memory_mib}
-        module = "headrace.verifiers.worker"
-        return [sys.executable, "-P", "-m", module, json.dumps(settings)]
+_Answer: TypeAlias = asyncio.Future[Reply] | concurrent.futures.Future[Reply]
+_Outcome: TypeAlias = Reply | Exception
+"""Returned, or raised at the caller."""
+_CLOSED = Reply(status=ReplyStatus.CRASH, detail="the pool was closed")
 
 
-_READY = Reply(status=ReplyStatus.OK)
-
-
-class _NotStartedError(Exception):
-    """The worker says why it cannot do any job at all."""
-
-
-class _StartTimeoutError(Exception):
-    """The worker is not ready in time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Job:
-    """A job as it is sent."""
+    """A job under way. Belongs to the pool's own loop, but for its answer."""
 
     sequence: int
     """The worker sends it back: an answer with another one is not of this job."""
     frame: bytes
-
-
-class _Process:
-    """One worker process and its two pipes."""
-
-    def __init__(self, process: asyncio.subprocess.Process, spec: WorkerSpec) -> None:
-        self._process = process
-        self._spec = spec
-        self._ready = False
-
-    @classmethod
-    async def start(cls, spec: WorkerSpec) -> _Process:
-        process = await asyncio.create_subprocess_exec(
-            *spec.command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Its own process group: a kill takes what it started too, and Ctrl-C does not reach it.
-            start_new_session=True,
-        )
-        return cls(process, spec)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def wait_ready(self) -> None:
-        """Wait for the worker's imports. Raises _NotStartedError or _StartTimeoutError."""
-        if self._ready:
-            return
-        spec = self._spec
-        try:
-            message = await asyncio.wait_for(self._receive(), spec.start_seconds)
-        except TimeoutError as error:
-            msg = f"{spec.name}: its import did not end within {spec.start_seconds:g} s"
-            raise _StartTimeoutError(msg) from error
-        except frames.BrokenFrameError as error:
-            msg = f"{spec.name}: its process ended during the import ({await self._exit_status()})"
-            raise _NotStartedError(msg) from error
-        if not message.get("ready"):
-            raise _NotStartedError(str(message.get("detail", "the worker did not start")))
-        self._ready = True
-
-    async def do(self, job: _Job) -> frames.Message:
-        """Send a job and wait for its answer.
-
-        Raises BrokenFrameError when the process ends, or answers something else.
-        """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(job.frame)
-            await self._process.stdin.drain()
-        except ConnectionError as error:
-            msg = "the process had ended before its job"
-            raise frames.BrokenFrameError(msg) from error
-        answer = await self._receive()
-        if answer.get("sequence") != job.sequence:
-            msg = "the process answered another job than it was given; it was killed"
-            raise frames.BrokenFrameError(msg)
-        return answer
-
-    async def kill(self) -> int:
-        """Kill the process and what it started, reap it and return its exit status."""
-        for pid in list(descendants(self.pid)):  # all of them, before any of them is gone
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        status = await self._process.wait()
-        # asyncio has no public way to close the pipes of a process; left open, they would wait
-        # for a grandchild that holds them.
-        self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - see above
-        await asyncio.sleep(0)
-        return status
-
-    async def _exit_status(self) -> str:
-        """Return how the process ended, in words, as far as that can be told."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), _EXIT_STATUS_SECONDS)
-        status = self._process.returncode
-        return "exit status unknown" if status is None else f"exit status {status}"
-
-    async def _receive(self) -> frames.Message:
-        assert self._process.stdout is not None
-        return await frames.receive(self._process.stdout)
+    answer: _Answer
+    loop: asyncio.AbstractEventLoop | None
+    """The caller's, in which alone its answer may be set; None for one that blocks."""
+    num_tries: int = 0
+    failure: Reply | None = None
+    """Why its process was given up; told once it is gone."""
+    server: asyncio.Task[None] | None = None
+    """What waits for its answer now."""
 
 
 class ProcessPool:
@@ -202,12 +103,23 @@ class ProcessPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._inbox: list[_Job] = []
+        """Jobs on their way into the pool's own loop."""
         self._sequence = itertools.count()
         self.slots = Slots(spec.num_processes)
-        """Taken in the pool's own loop, by one job each; may be read from anywhere."""
-        # The two below belong to the pool's own loop.
-        self._idle: list[_Process] = []
-        self._alive: dict[int, _Process] = {}
+        """Figures of the places; may be read from anywhere."""
+        # Those below belong to the pool's own loop.
+        self._queue: deque[_Job] = deque()
+        self._num_serving = 0
+        self._servers: set[asyncio.Task[None]] = set()
+        self._job_seconds: float | None = None
+        """Of one job, as it was lately; None before the first."""
+        self._outbox: defaultdict[
+            asyncio.AbstractEventLoop | None, list[tuple[_Answer, _Outcome]]
+        ] = defaultdict(list)
+        """What is known and not told yet, by the callers' loops."""
+        self._idle: list[WorkerProcess] = []
+        self._alive: dict[int, WorkerProcess] = {}
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -217,19 +129,29 @@ class ProcessPool:
     async def call(self, job: Mapping[str, object]) -> Reply:
         """Wait for a free process, give it ``job`` and return what became of it.
 
-        Callers queue in order of arrival; what unblocks them is the end of another job, which a
-        deadline bounds. A caller that is cancelled takes its process with it.
+        Callers queue in order of arrival; what unblocks them is the end of other jobs, which
+        deadlines bound. A caller that is cancelled takes the process with it that is at its job.
         """
-        return await asyncio.wrap_future(self._submit(self._call(self._numbered(job))))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Reply] = loop.create_future()
+        submitted = self._submit(job, answer, loop)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._give_up(submitted)
+            raise
 
     def call_blocking(self, job: Mapping[str, object]) -> Reply:
         """Do the same from code that has no event loop."""
-        return self._submit(self._call(self._numbered(job))).result()
+        answer: concurrent.futures.Future[Reply] = concurrent.futures.Future()
+        self._submit(job, answer, None)
+        return answer.result()
 
     def start_problem(self) -> str | None:
         """Start one process, wait until it is ready, and return why it cannot be, or None."""
-        reply = self._submit(self._probe()).result()
-        return None if reply.status is ReplyStatus.OK else reply.detail
+        with self._lock:
+            loop = self._running_loop()
+        return asyncio.run_coroutine_threadsafe(self._probe(), loop).result()
 
     async def close(self) -> None:
         """Kill and reap every process. Idempotent."""
@@ -243,79 +165,191 @@ class ProcessPool:
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(self._kill_all(), loop).result()
+        asyncio.run_coroutine_threadsafe(self._end(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_END_SECONDS)
         loop.close()
 
-    def _numbered(self, job: Mapping[str, object]) -> _Job:
+    def _submit(
+        self, job: Mapping[str, object], answer: _Answer, loop: asyncio.AbstractEventLoop | None
+    ) -> _Job:
         sequence = next(self._sequence)
-        return _Job(sequence=sequence, frame=frames.encode({"sequence": sequence, "job": job}))
-
-    def _submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        frame = frames.encode({"sequence": sequence, "job": job})
+        made = _Job(sequence=sequence, frame=frame, answer=answer, loop=loop)
         with self._lock:
-            if self._closed:
-                work.close()
-                msg = "the pool is closed"
-                raise RuntimeError(msg)
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name=f"pool-{self._spec.kind}", daemon=True
-                )
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            own = self._running_loop()
+            self._inbox.append(made)
+            # Those that follow before the loop has come to it are taken with it.
+            if len(self._inbox) == 1:
+                own.call_soon_threadsafe(self._take_inbox)
+        return made
 
-    async def _call(self, job: _Job) -> Reply:
-        async with self.slots.taken():
-            reply = await self._attempt(job)
-            if reply.status is ReplyStatus.CRASH and not self._is_closed():
-                self.slots.note_retry()
-                reply = await self._attempt(job)
-            return reply
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the pool's own loop; its lock is held. Raises RuntimeError once it is closed."""
+        if self._closed:
+            msg = "the pool is closed"
+            raise RuntimeError(msg)
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name=f"pool-{self._spec.kind}", daemon=True
+            )
+            self._thread.start()
+        return self._loop
 
-    async def _probe(self) -> Reply:
-        async with self.slots.taken():
-            return await self._attempt(None)
+    def _give_up(self, job: _Job) -> None:
+        """Note in the pool's own loop that nobody waits for a job any more."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._drop, job)
 
-    async def _attempt(self, job: _Job | None) -> Reply:
-        """Do one job on one process; whatever goes wrong, the slot has a process afterwards.
+    def _take_inbox(self) -> None:
+        with self._lock:
+            taken, self._inbox = self._inbox, []
+        self.slots.note_waiting(len(taken))
+        self._queue.extend(taken)
+        self._dispatch()
 
-        Without a job it only waits until the process could do one.
+    def _drop(self, job: _Job) -> None:
+        if job in self._queue:
+            self._queue.remove(job)
+            self.slots.note_waiting(-1, num_cancelled=1)
+        elif job.server is not None:
+            job.server.cancel()
+
+    def _dispatch(self) -> None:
+        while self._queue and self._num_serving < self._spec.num_processes:
+            batch = self._cut()
+            self._num_serving += 1
+            server = asyncio.create_task(self._serve(batch))
+            self._servers.add(server)
+            server.add_done_callback(self._servers.discard)
+
+    def _cut(self) -> deque[_Job]:
+        """Take jobs for one process: half a fair share, so that the last ones end together."""
+        seconds = self._job_seconds
+        fast = 1 if seconds is None else int(_BATCH_SECONDS / max(seconds, 1e-6))
+        share = -(-len(self._queue) // (2 * self._spec.num_processes))
+        batch, num_bytes = deque([self._queue.popleft()]), 0
+        while self._queue and len(batch) < min(share, fast, MAX_BATCH):
+            num_bytes += len(self._queue[0].frame)
+            # One that is tried again does so alone.
+            if num_bytes > _BATCH_BYTES or batch[0].num_tries or self._queue[0].num_tries:
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    async def _serve(self, jobs: deque[_Job]) -> None:
+        """Do jobs on one process; whatever goes wrong, the place has a process afterwards."""
+        batch = tuple(jobs)
+        self.slots.note_begun(len(batch))
+        try:
+            process = self._idle.pop() if self._idle else await self._start()
+            if process is not None and not await self._answers(process, jobs):
+                await self._replace(process)
+                self._settle_first(jobs)
+            if self._is_closed():
+                self._settle_all(jobs, _CLOSED)
+        # The one boundary of this loop: what nobody foresaw is raised at every caller.
+        except Exception as error:  # noqa: BLE001 - see the line above
+            self._settle_all(jobs, error)
+        finally:
+            live = [job for job in jobs if not job.answer.cancelled()]
+            self._queue.extendleft(reversed(live))
+            given_up = sum(job.answer.cancelled() for job in batch)
+            num_ended = len(batch) - len(live) - given_up
+            self.slots.note_ended(num_ended, num_back=len(live), num_cancelled=given_up)
+            self._num_serving -= 1
+            self._deliver()
+            self._dispatch()
+
+    async def _answers(self, process: WorkerProcess, jobs: deque[_Job]) -> bool:
+        """Take the answers of ``process`` to ``jobs``, off their front; whether it is still good.
+
+        Where it is not, the first job that is left holds why, for its caller to hear of once the
+        process is gone; those behind it were not begun.
         """
-        process = self._idle.pop() if self._idle else await self._start()
-        if process is None:
-            return Reply(status=ReplyStatus.CRASH, detail="the pool was closed")
-        reply: Reply | None = None
         try:
             await process.wait_ready()
-            reply = _READY
-            if job is not None:
-                reply = None
-                answer = await asyncio.wait_for(process.do(job), self._spec.timeout_seconds)
-                reply = _reply(answer)
-        except TimeoutError:
-            reply = Reply(
-                status=ReplyStatus.TIMEOUT,
-                detail=f"{self._spec.name}: no answer within {self._spec.timeout_seconds:g} s; "
-                "its process was killed",
-            )
-        except _StartTimeoutError as error:
+        except StartTimeoutError as error:
             # Not tried again: the next process would take as long.
-            reply = Reply(status=ReplyStatus.TIMEOUT, detail=str(error))
-        except _NotStartedError as error:
-            reply = Reply(status=ReplyStatus.CRASH, detail=str(error))
-        except frames.BrokenFrameError as error:
-            reply = Reply(status=ReplyStatus.CRASH, detail=f"{self._spec.name}: {error}")
-        finally:
-            # reply is None when the caller was cancelled: the process still works on the job.
-            await self._settle(process, reply)
-        return reply
+            jobs[0].failure = Reply(status=ReplyStatus.TIMEOUT, detail=str(error))
+            return False
+        except NotStartedError as error:
+            jobs[0].failure = Reply(status=ReplyStatus.CRASH, detail=str(error))
+            return False
+        process.send(b"".join(job.frame for job in jobs))
+        while jobs:
+            reply = await self._answer(process, jobs[0])
+            if reply is None or reply.status not in {ReplyStatus.OK, ReplyStatus.ERROR}:
+                jobs[0].failure = reply
+                return False
+            self._settle(jobs.popleft(), reply)
+        self._idle.append(process)
+        return True
 
-    async def _settle(self, process: _Process, reply: Reply | None) -> None:
-        if reply is not None and reply.status in {ReplyStatus.OK, ReplyStatus.ERROR}:
-            self._idle.append(process)
-            return
+    async def _answer(self, process: WorkerProcess, job: _Job) -> Reply | None:
+        """Wait for one answer, within the deadline; None for a caller that gave up."""
+        name = self._spec.name
+        if job.answer.cancelled():
+            return None
+        job.server = asyncio.current_task()
+        try:
+            async with asyncio.timeout(self._spec.timeout_seconds):
+                answer = await process.answer(job.sequence)
+        except TimeoutError:
+            detail = f"{name}: no answer within {self._spec.timeout_seconds:g} s; its process was"
+            used = process.cpu_seconds()
+            return Reply(status=ReplyStatus.TIMEOUT, detail=f"{detail} killed", cpu_seconds=used)
+        except frames.BrokenFrameError as error:
+            job.server = None
+            status = await process.exit_status()
+            return Reply(status=ReplyStatus.CRASH, detail=f"{name}: {error}", exit_status=status)
+        except asyncio.CancelledError:
+            # By `_drop` alone: nobody else cancels what serves.
+            assert job.server is not None
+            job.server.uncancel()
+            return None
+        finally:
+            job.server = None
+        # By the worker's own clock: here a busy machine would count, too.
+        seconds = float(answer.get("seconds", 0.0))
+        mean = seconds if self._job_seconds is None else self._job_seconds
+        self._job_seconds = mean + _RECENT * (seconds - mean)
+        return _reply(answer)
+
+    def _settle_first(self, jobs: deque[_Job]) -> None:
+        """Tell the caller of the job whose process is gone, or leave it to be tried once more."""
+        first = jobs[0]
+        first.num_tries += 1
+        failure, first.failure = first.failure, None
+        is_last = first.num_tries == _MOST_TRIES
+        if failure is None:
+            jobs.popleft()
+        elif failure.status is not ReplyStatus.CRASH or is_last or self._is_closed():
+            self._settle(jobs.popleft(), failure)
+        else:
+            self.slots.note_retry()
+
+    def _settle(self, job: _Job, outcome: _Outcome) -> None:
+        self._outbox[job.loop].append((job.answer, outcome))
+
+    def _settle_all(self, jobs: deque[_Job], outcome: _Outcome) -> None:
+        while jobs:
+            self._settle(jobs.popleft(), outcome)
+
+    def _deliver(self) -> None:
+        """Give callers what has come for them: all of one loop at once, for waking it costs."""
+        while self._outbox:
+            loop, outcomes = self._outbox.popitem()
+            if loop is None:
+                _set_answers(outcomes)
+            elif not loop.is_closed():
+                # Closed meanwhile, it has nobody who waits.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_set_answers, outcomes)
+
+    async def _replace(self, process: WorkerProcess) -> None:
         self._alive.pop(process.pid, None)
         await process.kill()
         # At once, so that the imports are done before the next job needs them.
@@ -323,39 +357,59 @@ class ProcessPool:
         if replacement is not None:
             self._idle.append(replacement)
 
-    async def _start(self) -> _Process | None:
+    async def _start(self) -> WorkerProcess | None:
         """Start a process; None once the pool is closed."""
         if self._is_closed():
             return None
-        process = await _Process.start(self._spec)
+        process = await WorkerProcess.start(self._spec)
         if self._is_closed():
             await process.kill()
             return None
         self._alive[process.pid] = process
         return process
 
+    async def _probe(self) -> str | None:
+        process = await self._start()
+        if process is None:
+            return _CLOSED.detail
+        try:
+            await process.wait_ready()
+        except (NotStartedError, StartTimeoutError) as error:
+            await self._replace(process)
+            return str(error)
+        self._idle.append(process)
+        return None
+
     def _is_closed(self) -> bool:
         with self._lock:
             return self._closed
 
-    async def _kill_all(self) -> None:
+    async def _end(self) -> None:
         """Kill every process, then let the jobs that were on them come to their end.
 
         Also with none alive: one may be starting, and its start is a job in progress like any
         other. It sees that the pool is closed and ends.
         """
+        self._take_inbox()
+        self._settle_all(self._queue, _CLOSED)
+        self._deliver()
         await asyncio.gather(*(process.kill() for process in self._alive.values()))
         self._alive.clear()
-        await self._drain()
+        # Their pipes are closed, so each ends within a few turns.
+        while self._servers:
+            await asyncio.wait(set(self._servers))
         assert not self._alive, "a process was started by a closed pool"
         self._idle.clear()
 
-    async def _drain(self) -> None:
-        """Wait for jobs in progress: their pipes are closed, so each ends within a few turns."""
-        current = asyncio.current_task()
-        pending = [task for task in asyncio.all_tasks() if task is not current]
-        if pending:
-            await asyncio.wait(pending)
+
+def _set_answers(outcomes: Iterable[tuple[_Answer, _Outcome]]) -> None:
+    for answer, outcome in outcomes:
+        if answer.done():
+            continue
+        if isinstance(outcome, Reply):
+            answer.set_result(outcome)
+        else:
+            answer.set_exception(outcome)
 
 
 def _reply(answer: frames.Message) -> Reply:

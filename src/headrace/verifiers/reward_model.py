@@ -15,8 +15,9 @@ from headrace.config import RewardModelConfig
 from headrace.errors import ConfigError
 from headrace.types import Outcome, Prompt
 from headrace.verifiers.component import Score, failed_score
-from headrace.verifiers.process_pool import ProcessPool, ReplyStatus, WorkerSpec
+from headrace.verifiers.process_pool import ProcessPool, ReplyStatus
 from headrace.verifiers.slots import Slots
+from headrace.verifiers.worker_process import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)

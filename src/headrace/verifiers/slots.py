@@ -66,6 +66,21 @@ class Slots:
             self._change(working=-1, ended=ended, cancelled=cancelled)
             self._places.release()
 
+    def note_waiting(self, count: int, *, num_cancelled: int = 0) -> None:
+        """Count jobs that begin to wait, or with a ``count`` below 0 stop waiting for nothing.
+
+        This and the two below are for who gives places to several jobs at once.
+        """
+        self._change(waiting=count, cancelled=num_cancelled)
+
+    def note_begun(self, num_jobs: int) -> None:
+        """Count a place that works, on jobs that have waited."""
+        self._change(waiting=-num_jobs, working=1)
+
+    def note_ended(self, num_jobs: int, *, num_back: int = 0, num_cancelled: int = 0) -> None:
+        """Count a place that works no more, jobs that ended and those that wait again."""
+        self._change(waiting=num_back, working=-1, ended=num_jobs, cancelled=num_cancelled)
+
     def note_retry(self) -> None:
         """Count a job that is tried once more."""
         with self._lock:

@@ -84,6 +84,17 @@ class WeightedVerifier:
         """
         self._measured = tuple(measured)
         self._components = dict(components)
+        # Asked once: for a protocol Python looks at every attribute, each time anew.
+        self._of_rollouts = {
+            name: part.component
+            for name, part in components.items()
+            if isinstance(part.component, RolloutComponent)
+        }
+        self._of_texts = {
+            name: part.component
+            for name, part in components.items()
+            if not isinstance(part.component, RolloutComponent)
+        }
         order = graphlib.TopologicalSorter({n: part.gates for n, part in components.items()})
         self._gates_first = tuple(order.static_order())
         self._name = "+".join(self._components)
@@ -166,11 +177,11 @@ class WeightedVerifier:
         settled = _settled_by_its_end(part, rollout)
         if settled is not None:
             return settled
-        component, asked = part.component, time.monotonic()
-        if isinstance(component, RolloutComponent):
+        asked = time.monotonic()
+        if (component := self._of_rollouts.get(name)) is not None:
             score = await component.score_rollout(prompt, rollout)
         else:
-            score = await component.score(prompt, rollout.text)
+            score = await self._of_texts[name].score(prompt, rollout.text)
         self._times[part.kind].add(time.monotonic() - asked)
         return score
 

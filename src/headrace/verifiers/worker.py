@@ -1,6 +1,6 @@
 """The program inside a worker process: takes jobs from a pipe, one at a time, and answers.
 
-Started by `process_pool` as ``python -m headrace.verifiers.worker SETTINGS``. Owns: nothing that
+Started by `worker_process` as ``python -m headrace.verifiers.worker SETTINGS``. Owns: nothing that
 runs here can write into the channel by printing, an answer carries the number of its job, and the
 process ends with its parent.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -31,9 +32,10 @@ def main(settings: frames.Message) -> None:
     except ConfigError as error:
         _send(replies, {"ready": False, "detail": str(error)})
         return
-    _send(replies, {"ready": True})
+    _send(replies, {"ready": True, "cpu_seconds": time.process_time()})
     pid = os.getpid()
     while (request := frames.read(requests)) is not None:
+        began = time.perf_counter()
         try:
             reply = handler(request["job"])
         except MemoryError:
@@ -42,7 +44,8 @@ def main(settings: frames.Message) -> None:
         if os.getpid() != pid:
             # A fork that the function left behind: the answer is its parent's to give.
             os._exit(0)
-        _send(replies, {**reply, "sequence": request["sequence"]})
+        figures = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time()}
+        _send(replies, {**reply, **figures, "sequence": request["sequence"]})
         if reply["status"] == "oom":
             return
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus, WorkerSpec
+from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus
+from headrace.verifiers.worker_process import WorkerProcess, WorkerSpec
 
 REWARDS = """
 import os, struct, subprocess, sys, time
@@ -49,6 +50,8 @@ def reward(prompt, completion, answer, metadata):
         return 0.5
     if completion.startswith("pay "):
         return float(completion[4:])
+    if completion == "nap":
+        time.sleep(0.02)
     if completion == "memory":
         return len(bytearray(8 * 1024**3))
     return 1.0
@@ -113,6 +116,95 @@ def test_one_endless_loop_costs_one_process_and_no_slot(pool: ProcessPool) -> No
     gone = before - set(pool.pids)
     assert len(gone) == 1
     assert not psutil.pid_exists(gone.pop())
+
+
+def test_of_jobs_that_are_given_together_each_has_its_own_end(spec: WorkerSpec) -> None:
+    pool = ProcessPool(_with(spec, num_processes=1, timeout_seconds=2.0))
+    texts = [f"pay {n}" for n in range(40)]
+    texts[7], texts[8], texts[20], texts[30] = "loop", "exit", "memory", "stray"
+
+    async def work() -> list[Reply]:
+        await call_all(pool, *["ok"] * 4)
+        pool.slots.read()
+        return await call_all(pool, *texts)
+
+    try:
+        replies = asyncio.run(work())
+    finally:
+        pool.close_blocking()
+    crash = ReplyStatus.CRASH
+    odd = {7: ReplyStatus.TIMEOUT, 8: crash, 20: ReplyStatus.OOM, 30: crash}
+    for n, reply in enumerate(replies):
+        assert reply.status is odd.get(n, ReplyStatus.OK), (n, reply)
+        assert n in odd or reply.value == n
+    assert replies[7].cpu_seconds > 0.0
+    assert replies[8].exit_status == 3
+    figures = pool.slots.read()
+    assert (figures.num_jobs, figures.num_retries, figures.num_cancelled) == (40, 2, 0)
+    assert figures.max_waiting == 39
+
+
+def test_small_jobs_are_given_together_and_large_ones_one_at_a_time(
+    spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    cut = ProcessPool._cut
+
+    def noted(pool: ProcessPool) -> object:
+        batch = cut(pool)
+        sizes.append(len(batch))
+        return batch
+
+    monkeypatch.setattr(ProcessPool, "_cut", noted)
+    pool = ProcessPool(_with(spec, num_processes=1, timeout_seconds=60.0))
+    try:
+        asyncio.run(call_all(pool, "ok", "ok"))
+        asyncio.run(call_all(pool, *["ok"] * 64))
+        small, sizes[:] = list(sizes), []
+        asyncio.run(call_all(pool, *["nap"] * 8))
+        sizes.clear()
+        asyncio.run(call_all(pool, *["nap"] * 8))
+    finally:
+        pool.close_blocking()
+    assert max(small) > 4
+    assert sizes == [1] * 8
+
+
+def test_a_caller_that_gives_up_costs_those_beside_it_nothing(spec: WorkerSpec) -> None:
+    pool = ProcessPool(_with(spec, num_processes=1, timeout_seconds=100.0))
+
+    async def work() -> list[Reply]:
+        await call_all(pool, *["ok"] * 4)
+        texts = ["pay 1", "loop", "pay 2", "loop", "pay 3"]
+        calls = [asyncio.create_task(pool.call(job(text))) for text in texts]
+        await asyncio.sleep(0.5)
+        for loops in (calls[1], calls[3]):
+            loops.cancel()
+        return await asyncio.gather(*calls[::2])
+
+    try:
+        assert [reply.value for reply in asyncio.run(work())] == [1.0, 2.0, 3.0]
+        assert pool.slots.read().num_cancelled == 2
+    finally:
+        pool.close_blocking()
+    assert children() == []
+
+
+def test_what_nobody_foresaw_is_raised_at_every_caller(
+    spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_process(spec: WorkerSpec) -> WorkerProcess:
+        msg = f"no more descriptors for {spec.kind}"
+        raise OSError(msg)
+
+    monkeypatch.setattr(WorkerProcess, "start", no_process)
+    pool = ProcessPool(spec)
+    try:
+        for _ in range(3):
+            with pytest.raises(OSError, match="descriptors for function"):
+                asyncio.run(pool.call(job("ok")))
+    finally:
+        pool.close_blocking()
 
 
 @pytest.mark.slow

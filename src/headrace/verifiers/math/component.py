@@ -1,18 +1,20 @@
 """Math answers: numbers are compared here, everything else in killable, memory-capped processes.
 
 The processes run no model code, so the expected answer may go there. A completion that is over a
-cap, unreadable or empty is wrong; a process that blew its deadline or died leaves the rollout
-unscored, because a failure of our own is not a wrong answer.
+cap, unreadable or empty is wrong, and so is one that a process computes on for too long or falls
+over; one that waited for a busy machine, or was killed, leaves the rollout unscored, because a
+failure of our own is not a wrong answer.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import get_args
 
 from headrace.config import AnswerType, MathConfig
-from headrace.types import Prompt
+from headrace.types import Outcome, Prompt
 from headrace.verifiers.component import (
     Score,
     failed_score,
@@ -33,8 +35,18 @@ from headrace.verifiers.math.judging import (
     repeats_task,
 )
 from headrace.verifiers.math.reading import trees
-from headrace.verifiers.process_pool import ProcessPool, ReplyStatus, WorkerSpec
+from headrace.verifiers.math.work import MAX_WORK
+from headrace.verifiers.process_pool import ProcessPool, Reply, ReplyStatus
 from headrace.verifiers.slots import Slots
+from headrace.verifiers.worker_process import WorkerSpec
+
+MOST_CPU_SECONDS = 2.0 * MAX_WORK / 1e6
+"""Of one grading: twice what is counted before it is refused, since machines differ."""
+_FAULTS = tuple(
+    -number
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+)
+"""How a process ends that fell over what it computed, and was not killed from outside."""
 
 
 class MathComponent:
@@ -81,9 +93,16 @@ class MathComponent:
         return score
 
     async def _graded(self, gold: str, answer: str, rules: Rules, what: str) -> Score:
-        reply = await self.pool.call(_job(gold, answer, rules))
+        job = _job(gold, answer, rules)
+        reply = await self.pool.call(job)
+        if reply.status is ReplyStatus.OOM:
+            # Once more, in a process that has computed nothing else.
+            reply = await self.pool.call(job)
         if reply.status is not ReplyStatus.OK:
-            return failed_score(reply)
+            outcome = _caused_by_answer(reply)
+            if outcome is None:
+                return failed_score(reply)
+            return Score(outcome=outcome, reward=0.0, detail=f"{what}: {reply.detail}")
         if reply.value is None:
             return unscored(f"{shown(gold)} {reply.detail}")
         return right_or_wrong(right=bool(reply.value), detail=f"{what}: {reply.detail}")
@@ -126,6 +145,23 @@ class MathComponent:
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
+
+
+def _caused_by_answer(reply: Reply) -> Outcome | None:
+    """Return how an answer failed that no process could grade, or None where that is our failure.
+
+    Being left out must not be a policy's choice. What computed for longer than it is allowed to, on
+    any machine, and what used up two processes, did so for what it says; what waited did not.
+    """
+    match reply.status:
+        case ReplyStatus.TIMEOUT if reply.cpu_seconds >= MOST_CPU_SECONDS:
+            return Outcome.TIMEOUT_CPU
+        case ReplyStatus.OOM:
+            return Outcome.OOM
+        case ReplyStatus.CRASH if reply.exit_status in _FAULTS:
+            return Outcome.RUNTIME
+        case _:
+            return None
 
 
 def _rules_of(config: MathConfig) -> dict[str, Rules]:
