@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -118,6 +119,35 @@ def test_a_failure_nobody_foresaw_is_told_and_the_next_job_runs(
         assert run(pool, "print(2)").stdout == b"2\n"
     finally:
         pool.close_blocking()
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["raise MemoryError", "def f(): raise MemoryError('of mine')\nf()"],
+)
+def test_a_memory_error_that_a_program_raises_is_no_lack_of_memory(
+    pool: SandboxPool, source: str
+) -> None:
+    done = run(pool, source)
+    assert (done.ending, done.exit_status) == (Ending.EXITED, 1)
+    assert b"MemoryError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = bytearray(1 << 40)",
+        "try:\n    x = bytearray(1 << 40)\nexcept MemoryError:\n    raise",
+        "def f(): return [0] * (1 << 40)\nf()",
+    ],
+)
+def test_memory_that_there_is_not_is_told(pool: SandboxPool, source: str) -> None:
+    assert run(pool, source).ending is Ending.OOM
+
+
+def test_a_program_that_warns_itself_of_its_time_has_not_used_it(pool: SandboxPool) -> None:
+    done = run(pool, "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)")
+    assert (done.ending, done.signal) == (Ending.SIGNALED, signal.SIGXCPU)
 
 
 def test_no_mode_of_the_hosts_files_is_changed(pool: SandboxPool) -> None:

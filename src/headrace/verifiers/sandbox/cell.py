@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 
 from headrace.scratch import ScratchFolder
-from headrace.verifiers.sandbox import launch
+from headrace.verifiers.sandbox import disk, launch
 from headrace.verifiers.sandbox.cgroup import MemorySlot
 from headrace.verifiers.sandbox.execution import Ending, Execution, Limits, Tier
 from headrace.verifiers.sandbox.inside import protocol
@@ -179,7 +179,7 @@ class Cell:
                 )
             if now >= next_look:
                 next_look = now + _LOOK_SECONDS
-                forced = _look(watch, limits)
+                forced = _look(watch, limits) or self._look_at_disk(limits)
                 if forced is not None:
                     return forced
             for descriptor, _ in poll.poll(1000 * max(0.001, min(deadline, next_look) - now)):
@@ -191,6 +191,14 @@ class Cell:
                     poll.unregister(descriptor)
                 elif streams.overflowed:
                     return _Forced(ending=Ending.OUTPUT_LIMIT, detail=_OUTPUT_DETAIL)
+
+    def _look_at_disk(self, limits: Limits) -> _Forced | None:
+        if not self._folder:
+            return None
+        if disk.exceeds(self._folder, limits.disk_mib * MIB, descendants(self.process_id)):
+            detail = f"more than {limits.disk_mib} MiB of files, or {protocol.MAX_FILES} of them"
+            return _Forced(ending=Ending.VIOLATION, detail=detail)
+        return None
 
     def _poll_after_quiet(self, limits: Limits, streams: Streams, cancelled: int) -> select.poll:
         """Wait `_QUIET_SECONDS` for the end alone, then return what reports output too."""
@@ -261,7 +269,8 @@ _OUTPUT_DETAIL = "it wrote more than it may"
 def _judge(done: Done, limits: Limits, streams: Streams, *, was_killed: bool) -> _Forced | None:
     """Return what a job's end is called where that is more than its exit or its signal."""
     ended_by = os.WTERMSIG(done.wait_status) if os.WIFSIGNALED(done.wait_status) else 0
-    if done.cpu_seconds > limits.cpu_seconds or ended_by == signal.SIGXCPU:
+    # The signal at the kernel's own limit comes later, and a program can send it to itself.
+    if done.cpu_seconds > limits.cpu_seconds:
         detail = f"{done.cpu_seconds:.2f} s of CPU time, {limits.cpu_seconds:g} allowed"
         return _Forced(ending=Ending.TIMEOUT_CPU, detail=detail)
     if ended_by == signal.SIGSYS or done.bad_call:
@@ -274,7 +283,7 @@ def _judge(done: Done, limits: Limits, streams: Streams, *, was_killed: bool) ->
 
 
 def _look(watch: Watch, limits: Limits) -> _Forced | None:
-    usage = watch.look()
+    usage = watch.look(limits.memory_mib * MIB)
     if usage.cpu_seconds > limits.cpu_seconds:
         detail = f"more than {limits.cpu_seconds:g} s of CPU time"
         return _Forced(ending=Ending.TIMEOUT_CPU, detail=detail)

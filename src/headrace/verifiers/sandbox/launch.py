@@ -66,6 +66,8 @@ _SOURCE = Path(headrace.__file__).resolve().parents[1]
 _NEEDED = ("headrace/__init__.py", "headrace/verifiers/__init__.py", "headrace/verifiers/sandbox")
 _BOX = "/box"
 """Where programs work under bubblewrap."""
+_BOX_BYTES = 256 << 20
+"""All that they may write there: made before the job is known, and a compiler needs as much."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache",
            "/etc/alternatives", "/etc/localtime")  # fmt: skip
 
@@ -147,7 +149,8 @@ def bubblewrap_command(spec: CellSpec) -> list[str]:
         *("--tmpfs", "/tmp"),  # noqa: S108 - inside
         *binds,
         *devices,
-        *("--symlink", _BOX, "/dev/shm", "--tmpfs", _BOX, "--remount-ro", "/", "--chdir", "/"),  # noqa: S108 - inside
+        *("--symlink", _BOX, "/dev/shm", "--size", str(_BOX_BYTES), "--tmpfs", _BOX),  # noqa: S108 - inside
+        *("--remount-ro", "/", "--chdir", "/"),
     ]
 
 

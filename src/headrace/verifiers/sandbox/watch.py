@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,8 @@ class Usage:
 
     cpu_seconds: float
     resident: int
-    """Bytes beyond what each shares with the process it was forked from."""
+    """Bytes beyond what all share with the process that forks; what some of them share is counted
+    once for each only where this user may not look closer."""
     num_processes: int
     """Without those that have ended and wait to be waited for."""
 
@@ -49,8 +50,12 @@ class Watch:
         self._base = base
         self._seen: dict[int, float] = {}
 
-    def look(self) -> Usage:
-        """Return what is used now."""
+    def look(self, enough_bytes: int) -> Usage:
+        """Return what is used now.
+
+        Memory is looked at more closely where it seems to be more than ``enough_bytes``: the exact
+        number takes the kernel long.
+        """
         alive: dict[int, float] = {}
         resident = num_processes = 0
         for pid in descendants(self._forker()):
@@ -62,11 +67,31 @@ class Watch:
                 resident += max(0, int(fields[21]) * _PAGE - self._base.resident)
         gone = sum(used for pid, used in self._seen.items() if pid not in alive)
         self._seen |= alive
+        if resident > enough_bytes:
+            resident = self._resident_by_share(alive) or resident
         return Usage(
             cpu_seconds=sum(alive.values()) + gone,
             resident=resident,
             num_processes=num_processes,
         )
+
+    def _resident_by_share(self, pids: Iterable[int]) -> int | None:
+        """Return the bytes of these processes, a page of several shared out among them.
+
+        None where one of them may not be looked into. What they share with the process that forks
+        is at most its own.
+        """
+        shares = 0
+        for pid in pids:
+            try:
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended since
+            except PermissionError:
+                return None
+            kib = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+            shares += sum(kib) << 10
+        return max(0, shares - self._base.resident)
 
 
 def size_of(pid: int) -> Size:

@@ -14,10 +14,9 @@ import struct
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.verifiers.sandbox.inside import kernel
+from headrace.verifiers.sandbox.inside import kernel, protocol
 from headrace.verifiers.sandbox.inside.removal import empty
 
-_MAX_FILES = 4096
 _LOCK = struct.Struct("@hhqqi")
 """struct flock: type, from where, start, length, process."""
 
@@ -59,7 +58,9 @@ class TmpfsBox:
         """Keep what no program has touched; else mount another: with the old one goes all of it."""
         owner = os.geteuid() if self._may_tell else self._user
         mode = 777 if self._may_tell else 700
-        options = f"size={disk_bytes},nr_inodes={_MAX_FILES},mode={mode},uid={owner},gid={owner}"
+        options = (
+            f"size={disk_bytes},nr_inodes={protocol.MAX_FILES},mode={mode},uid={owner},gid={owner}"
+        )
         # Reading leaves no time behind, so that two programs find the same.
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOATIME
         flags |= 0 if may_execute else kernel.MS_NOEXEC

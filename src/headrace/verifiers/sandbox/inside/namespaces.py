@@ -36,7 +36,7 @@ def leave() -> int:
     Raises OSError.
     """
     user, group = os.geteuid(), os.getegid()
-    wide = user == 0 and _maps_nobody()
+    wide = user == 0 and has_user(NOBODY)
     helper, go = _start_mapper(user, group, wide=wide)
     kernel.unshare(_NEW_USER | _NEW_OTHERS)
     os.write(go, b"\n")
@@ -89,11 +89,15 @@ def _show(path: str, base: str) -> None:
     kernel.bind(path, str(target), attributes)
 
 
-def _maps_nobody() -> bool:
-    """Whether this namespace has a nobody to map: one made for a container may not."""
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
+def has_user(user: int) -> bool:
+    """Whether there is such a user and group: a namespace made for a container may have few."""
+    return all(_is_mapped(user, f"/proc/self/{kind}_map") for kind in ("uid", "gid"))
+
+
+def _is_mapped(number: int, table: str) -> bool:
+    for line in Path(table).read_text().splitlines():
         first, _, count = (int(part) for part in line.split())
-        if first <= NOBODY < first + count:
+        if first <= number < first + count:
             return True
     return False
 

@@ -12,6 +12,7 @@ import _thread
 import atexit
 import linecache
 import marshal
+import opcode
 import os
 import signal
 import sys
@@ -132,14 +133,26 @@ def _status_of(run: Callable[[], None], source: str) -> int:
         run()
     except SystemExit as error:
         return _exit_status(error.code)
-    except MemoryError:
-        _send(protocol.RESULT_MEMORY_ERROR)
+    except MemoryError as error:
+        if not _raised_by_hand(error):
+            _send(protocol.RESULT_MEMORY_ERROR)
         _print(sys.exc_info(), source)
         return 1
     except BaseException:  # noqa: BLE001 - a program may raise anything; all is reported alike
         _print(sys.exc_info(), source)
         return 1
     return 0
+
+
+def _raised_by_hand(error: BaseException) -> bool:
+    """Whether it comes of a ``raise``, and not of what the interpreter could not do."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return instruction == opcode.opmap["RAISE_VARARGS"]
 
 
 def _exit_status(code: object) -> int:

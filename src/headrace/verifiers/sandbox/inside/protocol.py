@@ -15,6 +15,9 @@ NUM_DESCRIPTORS = 5
 """With each job: 0, 1 and 2 of the program, then its payload, then where its result goes. The
 kernel gives them the lowest numbers that are free, and these are: so they need not be moved."""
 
+MAX_FILES = 4096
+"""In a job's directory."""
+
 READY, FAILED, DONE = b"R", b"E", b"D"
 """First byte of what comes from inside; after FAILED, the reason as text."""
 

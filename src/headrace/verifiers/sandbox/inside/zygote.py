@@ -39,6 +39,9 @@ from headrace.verifiers.sandbox.inside.removal import empty
 _SELF = 1
 """Processes of the user that a limit on their number counts beside the job's: who forks them."""
 
+_FIRST_USER = 0x70000000
+"""From here on numbers of users are given to nobody by any system's conventions."""
+
 Settings = Mapping[str, Any]
 
 
@@ -104,7 +107,7 @@ def _set_up_lock(settings: Settings) -> Forker:
             f"this kernel has {landlock.version()}"
         )
         raise OSError(msg)
-    user = namespaces.NOBODY if os.geteuid() == 0 else os.geteuid()
+    user = _user_of_its_own() if os.geteuid() == 0 else os.geteuid()
     others = _num_processes_of(user)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     _become_unreachable()
@@ -118,6 +121,15 @@ def _set_up_lock(settings: Settings) -> Forker:
     readable = [*_interpreter(), *settings["shown"], *namespaces.SYSTEM]
     cages = Cages(FolderBox(settings["folder"], user), user, others, readable)
     return Forker(cages, _kill_reachable)
+
+
+def _user_of_its_own() -> int:
+    """Return a user that nobody else is while this process lives.
+
+    The kernel limits the processes of a user, wherever they are: those of a neighbour would count.
+    """
+    user = _FIRST_USER + os.getpid()
+    return user if namespaces.has_user(user) else namespaces.NOBODY
 
 
 def _set_up_none(settings: Settings) -> Forker:
