@@ -50,13 +50,7 @@ def placement_refusals(
     """Yield what contradicts itself."""
     if not config.is_disaggregated:
         yield from _unread(config)
-        if weight_sync.transport not in {"auto", "memory"}:
-            text = (
-                f'weight_sync.transport = "{weight_sync.transport}" with placement.generators = '
-                '"colocated": the one generator reads the learner\'s own memory; remove it or set '
-                'placement.generators = "disaggregated"'
-            )
-            yield ("weight_sync.transport", "placement.generators"), text
+        yield from _untold(weight_sync)
         return
     if engine != "torch":
         where = {
@@ -76,6 +70,23 @@ def placement_refusals(
         yield ("weight_sync.transport", "placement.generators"), text
 
 
+def _untold(weight_sync: WeightSyncConfig) -> Iterator[Refusal]:
+    """Yield what only generators elsewhere read."""
+    wanted = {
+        f'weight_sync.transport = "{weight_sync.transport}"': weight_sync.transport
+        not in {"auto", "memory"},
+        "weight_sync.delta": weight_sync.delta is not None,
+    }
+    for setting, is_set in wanted.items():
+        if is_set:
+            key = setting.partition(" ")[0]
+            text = (
+                f'{setting} with placement.generators = "colocated": the one generator reads the '
+                'learner\'s own memory; remove it or set placement.generators = "disaggregated"'
+            )
+            yield (key, "placement.generators"), text
+
+
 def _unread(config: PlacementConfig) -> Iterator[Refusal]:
     """Yield what only generators in processes of their own have."""
     defaults = PlacementConfig()
@@ -83,7 +94,7 @@ def _unread(config: PlacementConfig) -> Iterator[Refusal]:
         value = getattr(config, name)
         if name != "generators" and value != getattr(defaults, name):
             text = (
-                f'placement.{name} = {value} with placement.generators = "colocated": the one '
+                f'placement.{name} = {value:g} with placement.generators = "colocated": the one '
                 "generator is in the learner's process; remove it or set placement.generators = "
                 '"disaggregated"'
             )

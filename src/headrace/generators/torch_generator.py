@@ -193,7 +193,8 @@ class TorchGenerator:
                     return future.result()
                 if self._engine.num_turns == before and not self._engine.stands_still:
                     msg = f"no engine step for {STALL_SECONDS:.0f} s while waiting for {what}"
-                    raise GeneratorFailure(msg)
+                    # A cause of its own: another process may do better than this one.
+                    raise GeneratorFailure(msg) from TimeoutError(msg)
         finally:
             future.cancel()
 

@@ -65,4 +65,6 @@ def test_weights_by_reference_stay_in_one_process() -> None:
     assert line.startswith('weight_sync.transport = "memory" with placement.generators')
     line = refusal(weight_sync={"transport": "shared_memory"})
     assert 'placement.generators = "colocated"' in line
-    parsed(placement=AWAY, weight_sync={"transport": "shared_memory"})
+    line = refusal(weight_sync={"delta": {}})
+    assert line.startswith('weight_sync.delta with placement.generators = "colocated"')
+    parsed(placement=AWAY, weight_sync={"transport": "shared_memory", "delta": {}})
