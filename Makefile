@@ -71,7 +71,7 @@ $(VENV)/.installed-run: $(PINS) | $(BIN)/python
 
 $(VENV)/.installed-dev: $(PINS) | $(BIN)/python
 	@echo "installing headrace and its tools into $(VENV): some minutes the first time"
-	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e '.[dev,envs,fetch,serve]'
+	$(BIN)/python -m pip install $(if $(CI),--quiet) -c constraints.txt -e '.[dev,envs,fetch,serve,ray]'
 	@touch $(VENV)/.installed-run $@
 
 # Without a pin: torch's packages for CUDA bring the one that fits them, and then there is nothing to install.

@@ -6,6 +6,7 @@
     |   +-- DataError             a row or column of a prompt source: names file and row
     |   +-- ModelError            a model directory or checkpoint that cannot be used
     |   +-- RunDirectoryError     an output directory that holds something else
+    |   +-- ClusterError          a Ray cluster that does not answer, or cannot hold the run
     +-- RunError                  a run that had begun could not go on; exit status 1
         +-- GeneratorFailure      sampling failed
         +-- LearnerFailure        a process of the learner died or hung
@@ -58,6 +59,10 @@ class ModelError(UserError):
 
 class RunDirectoryError(UserError):
     """The output directory belongs to another run, or holds no run at all."""
+
+
+class ClusterError(UserError):
+    """A Ray cluster that does not answer, or that cannot hold the run."""
 
 
 class RunError(HeadraceError):

@@ -26,7 +26,7 @@ FORBIDDEN = {
 
 def offences(path: Path, text: str) -> Iterator[str]:
     for what, pattern in FORBIDDEN.items():
-        if "ray" in what and path.match("runtime/ray.py"):
+        if "ray" in what and path.match("runtime/ray/*.py"):
             continue
         for found in pattern.finditer(text):
             yield f"{path}:{text.count(chr(10), 0, found.start()) + 1}: {what}"
@@ -89,4 +89,4 @@ def test_a_planted_long_function_is_found() -> None:
 
 
 def test_ray_may_be_imported_by_its_runtime() -> None:
-    assert not list(offences(SOURCE / "runtime" / "ray.py", "import ray"))
+    assert not list(offences(SOURCE / "runtime" / "ray" / "cluster.py", "import ray"))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
 
@@ -15,29 +18,55 @@ from headrace.cli.options import Overrides, Recipe
 
 if TYPE_CHECKING:
     from headrace.controller import RunOutcome
+    from headrace.runtime.places import Places
+    from headrace.runtime.preflight import PreparedRun
+
+
+class RuntimeName(StrEnum):
+    """Runtimes there are."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory of the run [default: runs/NAME, or the next free NAME-2 ...]."),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
+RestartsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Start again and resume up to N times in a row when the run's process is killed.",
+    ),
+]
+RuntimeOption = Annotated[
+    RuntimeName, typer.Option(help="Where generators and verifiers run: here, or on Ray.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Ray's head, or \"auto\" [default: a Ray of this run's own, on this machine].",
+    ),
+]
+NodesOption = Annotated[
+    int | None, typer.Option(min=1, help="Machines of the cluster to wait for.")
+]
 
 
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory of the run [default: runs/NAME, or the next free NAME-2 ...]."
-        ),
-    ] = None,
+    output: OutputOption = None,
     *,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
-    ] = False,
-    restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Start again and resume up to N times in a row when the run's process is killed.",
-        ),
-    ] = 0,
+    resume: ResumeOption = False,
+    restarts: RestartsOption = 0,
+    runtime: RuntimeOption = RuntimeName.LOCAL,
+    address: AddressOption = None,
+    nodes: NodesOption = None,
 ) -> None:
     """Train to the end and write the report.
 
@@ -69,13 +98,48 @@ def train(
     from headrace.runtime.interrupts import run_interruptibly
     from headrace.runtime.local import LocalRun
 
-    outcome = run_interruptibly(
-        LocalRun(prepared=prepared, output=directory, resume=resume, is_restart=is_restart)
-    )
-    if outcome is None:
-        sys.stderr.write(f"stopped at once; {_how_to_resume(recipe, directory, overrides)}\n")
-        sys.exit(130)
-    _say_how_it_ended(outcome, recipe, directory, overrides)
+    with _places(runtime, prepared, address, nodes) as places:
+        run = LocalRun(
+            prepared=prepared,
+            output=directory,
+            resume=resume,
+            is_restart=is_restart,
+            places=places,
+        )
+        outcome = run_interruptibly(run)
+    where = _placing(runtime, address, nodes)
+    how_to_resume = _how_to_resume(recipe, directory, overrides, where)
+    _say_how_it_ended(outcome, directory, how_to_resume)
+
+
+def _placing(runtime: RuntimeName, address: str | None, nodes: int | None) -> list[str]:
+    """Return the options that say where a run is, as they were given."""
+    words = [] if runtime is RuntimeName.LOCAL else ["--runtime", str(runtime)]
+    words += [] if address is None else ["--address", address]
+    return words + ([] if nodes is None else ["--nodes", str(nodes)])
+
+
+@contextmanager
+def _places(
+    runtime: RuntimeName, prepared: PreparedRun, address: str | None, nodes: int | None
+) -> Iterator[Places]:
+    from headrace.errors import ClusterError
+    from headrace.runtime.places import LocalPlaces
+
+    match runtime:
+        case RuntimeName.LOCAL:
+            for option, value in (("--address", address), ("--nodes", nodes)):
+                if value is not None:
+                    msg = f"{option} {value}: is of a Ray cluster; add --runtime ray"
+                    raise ClusterError(msg)
+            yield LocalPlaces()
+        case RuntimeName.RAY:
+            from headrace.runtime.ray.begin import places_on_ray
+
+            with places_on_ray(prepared, address, nodes) as places:
+                yield places
+        case _:
+            assert_never(runtime)
 
 
 def _default_directory(name: str, *, resume: bool) -> Path:
@@ -96,21 +160,22 @@ def _last_written(directory: Path) -> tuple[float, int, str]:
     return time, len(directory.name), directory.name
 
 
-def _say_how_it_ended(
-    outcome: RunOutcome, recipe: str, directory: Path, overrides: list[str] | None
-) -> None:
+def _say_how_it_ended(outcome: RunOutcome | None, directory: Path, how_to_resume: str) -> None:
+    if outcome is None:
+        sys.stderr.write(f"stopped at once; {how_to_resume}\n")
+        sys.exit(130)
     if outcome.stopped_early:
         kept = ", checkpoint written" if outcome.num_steps_done else ", before the first one"
-        typer.echo(
-            f"stopped after step {outcome.num_steps_done}{kept}; "
-            f"{_how_to_resume(recipe, directory, overrides)}"
-        )
+        typer.echo(f"stopped after step {outcome.num_steps_done}{kept}; {how_to_resume}")
     else:
         typer.echo(f"done: {outcome.num_steps_done} steps, policy version {outcome.policy_version}")
     typer.echo(f"report: {(directory / 'report.html').absolute()}")
 
 
-def _how_to_resume(recipe: str, directory: Path, overrides: list[str] | None) -> str:
+def _how_to_resume(
+    recipe: str, directory: Path, overrides: list[str] | None, on_ray: Sequence[str] = ()
+) -> str:
     settings = [word for override in overrides or () for word in ("--set", override)]
-    command = ["headrace", "train", recipe, *settings, "--output", str(directory), "--resume"]
+    where = ["--output", str(directory), *on_ray, "--resume"]
+    command = ["headrace", "train", recipe, *settings, *where]
     return f"go on with: {shlex.join(command)}"

@@ -80,12 +80,14 @@ class WeightLayout:
         places = [[p.name, p.dtype, list(p.shape), p.offset] for p in self.places]
         return {"places": places, "num_bytes": self.num_bytes}
 
-    def views(self, memory: mmap.mmap | bytearray, start: int = 0) -> dict[str, Tensor]:
+    def views(
+        self, memory: mmap.mmap | bytearray | memoryview, start: int = 0
+    ) -> dict[str, Tensor]:
         """Return tensors that lie in ``memory`` from ``start`` on, and keep it alive."""
         return {place.name: _view(memory, start, place) for place in self.places}
 
 
-def _view(memory: mmap.mmap | bytearray, start: int, place: Place) -> Tensor:
+def _view(memory: mmap.mmap | bytearray | memoryview, start: int, place: Place) -> Tensor:
     dtype: torch.dtype = getattr(torch, place.dtype)
     count = torch.Size(place.shape).numel()
     if count == 0:

@@ -28,6 +28,7 @@ _EXTRAS = {
     "reasoning-gym": ("envs", "prompts from reasoning-gym tasks"),
     "gguf": ("fetch", "models that only the package index carries"),
     "uvicorn": ("serve", "`headrace serve-verifiers`"),
+    "ray": ("ray", "`headrace train --runtime ray`, on many machines"),
     "trl": ("trl", "the peer of `headrace bench step`"),
 }
 """Distribution -> the extra that brings it, and what for."""

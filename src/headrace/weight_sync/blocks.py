@@ -28,7 +28,7 @@ _PRELUDE = struct.Struct("<8sQQ")
 """`MAGIC`, bytes of the header, and where tensors begin. Written last."""
 _LARGEST = 1 << 63
 
-Memory: TypeAlias = mmap.mmap | bytearray
+Memory: TypeAlias = mmap.mmap | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
