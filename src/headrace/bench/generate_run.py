@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from headrace.bench import vllm_peer
+from headrace.bench.timing import least_seconds, memcpy_seconds
 from headrace.bench.generate_records import GeneratePlan
 from headrace.bench.generate_workload import engine_of, lengths, prompts, requests
 
@@ -89,7 +90,7 @@ def _run_headrace(plan: GeneratePlan) -> dict[str, Any]:
             "seconds": seconds,
             "num_tokens": plan.group_size * sum(lengths(plan)),
             "update_seconds": min(updates),
-            "memcpy_seconds": measured(lambda: _memcpy_seconds(list(tensors.values()))),
+            "memcpy_seconds": measured(lambda: memcpy_seconds(list(tensors.values()))),
             "linear_seconds": measured(lambda: _linear_seconds(plan, Path(plan.model))),
         }
 
@@ -102,17 +103,6 @@ async def _timed_update(
     began = time.perf_counter()
     await update_weights(update)
     return time.perf_counter() - began
-
-
-def _memcpy_seconds(tensors: Sequence[torch.Tensor]) -> float:
-    """Return the least time of copying all ``tensors`` into memory that is there already."""
-    targets = [tensor.clone() for tensor in tensors]
-
-    def copy() -> None:
-        for target, tensor in zip(targets, tensors, strict=True):
-            target.copy_(tensor)
-
-    return _least(copy)
 
 
 def _linear_seconds(plan: GeneratePlan, model: Path) -> float:
@@ -146,22 +136,11 @@ def _linear_seconds(plan: GeneratePlan, model: Path) -> float:
                 products(hidden[linears[0].in_features], linears)
             products.logits(last, logits)
 
-        return _least(multiply)
+        return least_seconds(multiply)
 
     rollouts = plan.num_groups * plan.group_size
     prefill = seconds(plan.num_groups * plan.num_prompt_tokens, plan.num_groups)
     return prefill + (plan.num_new_tokens - 1) * seconds(rollouts, rollouts)
-
-
-def _least(work: Callable[[], object], repetitions: int = 5) -> float:
-    """Return the least seconds of ``work`` after one call that does not count."""
-    work()
-    taken = []
-    for _ in range(repetitions):
-        began = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - began)
-    return min(taken)
 
 
 def _run_hf(plan: GeneratePlan) -> dict[str, Any]:

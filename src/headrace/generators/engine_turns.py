@@ -74,6 +74,10 @@ class EngineTurns:
         self._ended = threading.Event()
         self._resting_since: float | None = time.monotonic()
         """Since when there is no turn, less what was counted; None while there is one."""
+        self._stepped_at: float | None = None
+        """When the last step ended, if it left work and nothing was paused since."""
+        self._stands_since: float | None = None
+        """What that was when weights were replaced, until the next step."""
         self.num_turns = 0
         """Turns so far, by which others see that it lives."""
         self.num_steps = 0
@@ -244,6 +248,7 @@ class EngineTurns:
 
     def _stand_still(self) -> None:
         self._is_paused = True
+        self._stepped_at = self._stands_since = None
 
     def _go_on(self) -> None:
         self._is_paused = False
@@ -317,6 +322,7 @@ class EngineTurns:
 
     def _step(self) -> None:
         """One engine step; a failure in it ends every open submission, never the turns."""
+        self._count_stall()
         try:
             self._drop_abandoned()
             for collector in self._engine.step():
@@ -324,6 +330,13 @@ class EngineTurns:
         except Exception as error:  # noqa: BLE001 - the one boundary: all would hang
             self._give_up(error)
         self.num_steps += 1
+        self._stepped_at = time.monotonic() if self._engine.has_work else None
+
+    def _count_stall(self) -> None:
+        if self._stands_since is not None:
+            statistics, seconds = self._engine.statistics, time.monotonic() - self._stands_since
+            statistics.max_stall_seconds = max(statistics.max_stall_seconds, seconds)
+            self._stands_since = None
 
     def _give_up(self, error: BaseException) -> None:
         """Forget all that was begun; tell every open submission, each with its own exception."""
@@ -362,6 +375,7 @@ class EngineTurns:
             command.done.set_result(None)
 
     def _replace_weights(self, command: Update) -> None:
+        self._stands_since = self._stepped_at
         if command.staging is None:
             self._engine.load(command.update, self._on_update)
             return

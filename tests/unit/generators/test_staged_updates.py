@@ -274,6 +274,7 @@ def test_two_copies_take_turns_and_an_idle_engine_needs_only_one(lab: Lab) -> No
         assert id(first) in held
         metrics = generator.metrics()
         assert metrics["generator/weights/staging_seconds"] > 0.0
+        assert metrics["generator/weights/max_stall_seconds"] > 0.0
         await call
 
     check(lab, work, on_update="keep")

@@ -48,6 +48,9 @@ class Statistics:
     """Waiting to be resumed."""
     update_seconds: float = 0.0
     """Loading weights, or putting staged ones in their place: nothing is sampled meanwhile."""
+    max_stall_seconds: float = 0.0
+    """Longest time without a step between the last one under old weights and the first one after,
+    where rollouts were unfinished and nothing was paused."""
     staging_seconds: float = 0.0
     """Preparing weights beside those at work."""
     first_token_seconds: list[float] = field(default_factory=list)
@@ -70,6 +73,8 @@ class Statistics:
             "generator/idle/paused_seconds": self.paused_seconds,
             "generator/idle/weights_seconds": self.update_seconds,
         }
+        if self.max_stall_seconds:
+            found["generator/weights/max_stall_seconds"] = self.max_stall_seconds
         if self.staging_seconds:
             found["generator/weights/staging_seconds"] = self.staging_seconds
         found |= share("generator/idle/share", self._idle, time.monotonic() - self.began_at)
