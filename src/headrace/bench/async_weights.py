@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ from headrace.bench.timing import memcpy_seconds
 from headrace.compute import ComputeThread
 from headrace.config import WeightSyncConfig
 from headrace.errors import RunError
-from headrace.generators.pool import ChildLauncher, GeneratorPool, Hosted, PoolSettings
+from headrace.generators.pool import ChildLauncher, GeneratorPool, PoolSettings
+from headrace.generators.pool.proxy import Hosted
 from headrace.models.catalogue import resolve_model
 from headrace.models.weights import copied_update, same_bits
 from headrace.roles import WeightReader
@@ -37,7 +38,6 @@ from headrace.weight_sync import StoredWeightSync, WeightChannel, build_weight_c
 from headrace.weight_sync.delta import apply, encode
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from headrace.models.decoder import Decoder
@@ -124,10 +124,8 @@ async def _publications(progress: Progress) -> dict[str, float]:
     decoder = load_decoder(model)
     compute = ComputeThread("learner", cores)
     try:
-        copies = [weight.detach().bfloat16() for weight in decoder.parameters()]
-        memcpy = compute.submit(lambda: memcpy_seconds(copies)).result()
+        memcpy = compute.submit(lambda: _memcpy_seconds(decoder)).result()
         progress(f"a memcpy of the weights in bf16: {1e3 * memcpy:.1f} ms")
-        del copies
         async with _pool(model, cores, staged=False) as (pool, channel):
             publisher = _Publisher(decoder, compute, channel)
             seconds = [await publisher.publish(pool) for _ in range(NUM_PUBLICATIONS)]
@@ -142,6 +140,10 @@ async def _publications(progress: Progress) -> dict[str, float]:
         "weight_sync_ms": 1e3 * min(seconds),
         "generator_stall_ms": 1e3 * max(stalls[2:]),
     }
+
+
+def _memcpy_seconds(decoder: Decoder) -> float:
+    return memcpy_seconds(list(_published(decoder).values()))
 
 
 @asynccontextmanager
@@ -175,7 +177,7 @@ async def _stalls(pool: GeneratorPool, publisher: _Publisher) -> list[float]:
     )
     sampling = asyncio.create_task(_sampled(pool, request))
     await asyncio.sleep(1.0)  # until tokens are sampled
-    found = []
+    found: list[float] = []
     while len(found) < NUM_PUBLICATIONS:
         pool.metrics()
         await publisher.publish(pool)
@@ -207,7 +209,7 @@ def _changes(progress: Progress) -> dict[str, float]:
     before, shares, num_changed = _published(decoder), [], 0
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        _loss(decoder, texts[step % len(texts)]).backward()
+        torch.autograd.backward(_loss(decoder, texts[step % len(texts)]))
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
         after = _published(decoder)
@@ -226,7 +228,7 @@ def _published(decoder: Decoder) -> dict[str, Tensor]:
     return {name: weight.detach().bfloat16() for name, weight in decoder.named_parameters()}
 
 
-def _bytes(tensors: Sequence[Tensor] | Callable[[], object]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -241,10 +243,10 @@ def _texts(decoder: Decoder) -> list[Tensor]:
     text = "\n".join(source.__doc__ or "" for source in sources) * 8
     ids = torch.tensor(tokenizer.encode(text))
     assert int(ids.max()) < decoder.config.vocab_size
-    return list(ids.split(TEXT_TOKENS))[:NUM_STEPS]
+    return list(torch.split(ids, TEXT_TOKENS))[:NUM_STEPS]
 
 
-def _loss(decoder: Decoder, ids: Tensor) -> torch.Tensor:
+def _loss(decoder: Decoder, ids: Tensor) -> Tensor:
     import torch
 
     from headrace.models.attention import PackedCausal, positions_of
@@ -252,6 +254,3 @@ def _loss(decoder: Decoder, ids: Tensor) -> torch.Tensor:
     attention = PackedCausal([len(ids)], decoder.config.windows)
     logits = decoder.logits(decoder(ids, positions_of([len(ids)]), attention))
     return torch.nn.functional.cross_entropy(logits[:-1], ids[1:])
-
-
-__all__ = ["measure"]

@@ -11,18 +11,16 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from headrace.bench import vllm_peer
-from headrace.bench.timing import least_seconds, memcpy_seconds
 from headrace.bench.generate_records import GeneratePlan
 from headrace.bench.generate_workload import engine_of, lengths, prompts, requests
+from headrace.bench.timing import least_seconds, memcpy_seconds
 
 if TYPE_CHECKING:
-    import torch
-
     from headrace.types import WeightUpdate
 
 Seconds = list[float]

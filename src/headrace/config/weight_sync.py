@@ -13,7 +13,7 @@ from headrace.config.section import Section
 if TYPE_CHECKING:
     from headrace.config.objective_rules import Refusal
 
-Transport: TypeAlias = Literal["auto", "memory", "shared_memory", "files"]
+Transport: TypeAlias = Literal["auto", "memory", "shared_memory", "files", "network"]
 """What brings weights from process to process."""
 
 
@@ -31,16 +31,22 @@ class WeightSyncConfig(Section):
     transport: Transport = "auto"
     """``memory``: by reference, to a generator in the learner's own process; ``shared_memory``: to
     processes of this machine, which read them where they lie; ``files``: to machines that see
-    ``directory``. ``auto``: the first of these that reaches without one."""
+    ``directory``; ``network``: to machines that reach ``host``, and from one to the next.
+    ``auto``: the first of these that reaches without a directory."""
     directory: Path | None = None
     """With ``files`` an absolute path that every machine sees under this name; with
     ``shared_memory`` a directory of memory of this machine, of which null is ``/dev/shm``."""
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """With ``network`` this machine's address, where generators of others reach it. What is sent is
+    not encrypted: use a network that is trusted."""
+    fan_out: int = Field(default=2, ge=1)
+    """With ``network`` transfers from one holder of the weights at a time."""
     delta: DeltaConfig | None = None
     """Publish changes; null publishes all weights each time. Learner and generators then hold
     another copy of the weights each, which is worth it where bytes are dear."""
     deadline_seconds: float = Field(default=60.0, gt=0.0)
-    """Longest wait for memory that a generator still reads old weights from, and for a file to show
-    on another machine."""
+    """Longest wait for memory that a generator still reads old weights from, for a file to show on
+    another machine, and for any message over the network."""
 
 
 def weight_sync_refusals(config: WeightSyncConfig) -> Iterator[Refusal]:
@@ -59,6 +65,14 @@ def weight_sync_refusals(config: WeightSyncConfig) -> Iterator[Refusal]:
             "every machine sees under this name"
         )
         yield ("weight_sync.directory", "weight_sync.transport"), text
+    defaults = WeightSyncConfig()
+    for key in ("host", "fan_out"):
+        if config.transport != "network" and getattr(config, key) != getattr(defaults, key):
+            text = (
+                f"weight_sync.{key} with {transport}: nothing goes over the network; remove it or "
+                'set weight_sync.transport = "network"'
+            )
+            yield (f"weight_sync.{key}", "weight_sync.transport"), text
     if config.delta is not None and config.transport == "memory":
         text = (
             f"weight_sync.delta with {transport}: nothing travels, so nothing is saved; remove it "

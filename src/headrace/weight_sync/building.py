@@ -12,6 +12,7 @@ from headrace.roles import WeightReader, WeightRoom, WeightStore
 from headrace.weight_sync.blocks import Carrier, Fetcher
 from headrace.weight_sync.chained import ChainedReader, ChainedStore
 from headrace.weight_sync.files import FileCarrier, FileFetcher
+from headrace.weight_sync.network import NetworkCarrier, NetworkFetcher
 from headrace.weight_sync.shared_memory import (
     DIRECTORY,
     SharedMemoryCarrier,
@@ -61,6 +62,8 @@ def _carried(config: WeightSyncConfig) -> tuple[Carrier, Fetcher]:
             assert config.directory is not None, "it is refused without one"
             fetcher = FileFetcher(patience_seconds=config.deadline_seconds)
             return FileCarrier(directory=config.directory), fetcher
+        case "network":
+            return _listening(config), NetworkFetcher(seconds=config.deadline_seconds)
         case "memory":
             msg = (
                 'weight_sync.transport = "memory": weights by reference stay in one process, and '
@@ -69,3 +72,14 @@ def _carried(config: WeightSyncConfig) -> tuple[Carrier, Fetcher]:
             raise ConfigError(msg)
         case _:
             assert_never(config.transport)
+
+
+def _listening(config: WeightSyncConfig) -> NetworkCarrier:
+    try:
+        return NetworkCarrier(config.host, fan_out=config.fan_out, seconds=config.deadline_seconds)
+    except OSError as error:
+        msg = (
+            f'weight_sync.host = "{config.host}": cannot listen there ({error}); give an address '
+            "of this machine"
+        )
+        raise ConfigError(msg) from error
