@@ -8,6 +8,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from lab import Command, Lab
 
@@ -138,3 +139,24 @@ def test_steps_of_a_learner_on_ranks_are_bit_identical_across_a_change_of_layout
         ended = headrace("replay", run, "--step", step)
         assert ended.status == 0, ended.out
         assert f"steps 1 to {step} from {lab.folder / 'model'}: bit-identical" in ended.out
+
+
+def test_steps_of_a_learner_that_died_and_came_back_are_on_record_once_and_bit_identical(
+    lab: Lab, headrace: Command
+) -> None:
+    run = lab.folder / "revived"
+    own = ("--set", "learner.parallel.own_process=true", "--set", "faults.backoff_seconds=0.01")
+    running = lab.train("revived", *AHEAD, *own)
+    assert running.wait_until(lambda: num_recorded(run) >= 4)
+    below = psutil.Process(running.process.pid).children(recursive=True)
+    for process in below:
+        if "headrace.learners.parallel.rank" in process.cmdline():
+            process.kill()
+    ended = running.wait()
+    assert ended.status == 0, ended.err
+    assert '"learner_restart"' in (run / "events.jsonl").read_text("utf-8")
+    assert list(read_records(run)) == list(range(1, NUM_STEPS + 1))
+    assert num_recorded(run) == NUM_STEPS
+    ended = headrace("replay", run, "--step", 5)
+    assert ended.status == 0, ended.out
+    assert "steps 4 to 5 from step-000003: bit-identical" in ended.out
