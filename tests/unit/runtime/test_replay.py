@@ -90,6 +90,11 @@ def test_every_step_of_a_run_that_ran_ahead_and_was_resumed_is_made_again_bit_fo
         report = replayed(run, step)
         assert report.is_identical, report.lines()
         assert report.notes == []
+    again = replayed(run, 6, generate=True)
+    assert again.is_identical, again.lines()
+    assert again.sampling is not None
+    assert again.sampling.num_other_tokens == 0
+    assert again.sampling.num_sampled == again.sampling.num_groups or "keep" in str(settings)
 
 
 @pytest.fixture(scope="module")
