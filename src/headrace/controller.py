@@ -184,6 +184,7 @@ class Controller:
             if not groups:
                 await self._prompts_are_exhausted()
                 break
+            self._waves.note_batch()
             await self._waves.give_up_late()
             await self._train(groups)
             num_held = len(groups)
@@ -245,13 +246,15 @@ class Controller:
         await self._settling.begin(self._step_done, trained, settled.reasons)
         seconds = {
             "generate": self._waves.generate_seconds(),
-            "score": self._waves.times.score_seconds,
+            "score": self._waves.score_seconds(),
+            "wait": self._waves.times.wait_seconds,
             "update": publishing - learning,
             "publish": ended - publishing,
             "step": ended - self._waves.times.began_at,
         }
         counts = {
             **staleness,
+            **self._waves.times.fill,
             "verifier/groups/num_dropped": settled.num_failed,
             "controller/groups/num_refilled": settled.num_no_spread,
             "controller/groups/num_late": settled.num_late,

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.buffer import RolloutBuffer, Ticket
@@ -58,13 +58,13 @@ class WaveTimes:
     began_at: float
     generate_seconds: float = 0.0
     """With something being generated, of waves that have ended."""
+    wait_seconds: float = 0.0
+    """In which the learner had no batch."""
     last_rollout_at: float = 0.0
     last_verdict_at: float = 0.0
-
-    @property
-    def score_seconds(self) -> float:
-        """Time in which verdicts were all that was waited for."""
-        return max(0.0, self.last_verdict_at - self.last_rollout_at)
+    fill: Mapping[str, float] = field(default_factory=dict)
+    """Where the groups were that were under way when the learner got its batch. Many that were
+    scored: verifiers hold the others up; many that were ready: the learner does."""
 
 
 class Waves:
@@ -91,6 +91,23 @@ class Waves:
     def begin_step(self) -> None:
         """Count times for the next step from now on."""
         self.times = WaveTimes(time.monotonic())
+
+    def note_batch(self) -> None:
+        """Note that the learner has a batch, and where the other groups are meanwhile."""
+        self.times.wait_seconds = time.monotonic() - self.times.began_at
+        num_ready = self._parts.buffer.num_under_way - len(self.in_flight)
+        self.times.fill = {
+            "controller/groups/num_generating": float(len(self._generating)),
+            "controller/groups/num_scoring": float(len(self._scoring)),
+            "controller/groups/num_ready": float(num_ready),
+        }
+
+    def score_seconds(self) -> float:
+        """Return the time of this step in which verdicts were all that was waited for."""
+        if self._num_waves:
+            return 0.0
+        since = max(self.times.last_rollout_at, self.times.began_at)
+        return max(0.0, self.times.last_verdict_at - since)
 
     def generate_seconds(self) -> float:
         """Return the time of this step in which something was being generated, up to now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -233,6 +234,35 @@ def test_the_depth_bounds_what_is_generated_ahead_of_the_learner() -> None:
 
     assert max(stalest(at)) == 1
     assert generator(at).most_open <= 4
+
+
+def test_no_part_of_a_step_that_runs_ahead_takes_longer_than_the_run() -> None:
+    at = world(lambda name: 1 + int(name[-3:]) % 9, num_steps=12, max_staleness=3)
+    at.verifier.seconds = lambda name: 0.002 * (int(name[-3:]) % 4)
+    at.learner.seconds = 0.003
+    began = time.monotonic()
+
+    at.run()
+
+    whole = time.monotonic() - began
+    for record in at.monitor.steps:
+        parts = ("generate", "score", "wait", "update", "publish")
+        seconds = [record.metrics[f"controller/time/{part}_seconds"] for part in parts]
+        assert min(seconds) >= 0.0
+        assert max(seconds) <= whole
+
+
+def test_every_group_under_way_is_told_by_what_it_waits_for() -> None:
+    at = world(slow("0/p004", turns=500), num_steps=3, max_staleness=3)
+    # The first batch is there after the others have come to where they wait.
+    at.verifier.seconds = lambda name: {"0/p000": 0.1, "0/p005": 0.6}.get(name, 0.0)
+
+    at.run()
+
+    first = at.monitor.steps[0].metrics
+    kinds = ("generating", "scoring", "ready")
+    found = {kind: first[f"controller/groups/num_{kind}"] for kind in kinds}
+    assert found == {"generating": 1.0, "scoring": 1.0, "ready": 2.0}
 
 
 def test_a_batch_is_told_by_the_staleness_of_its_tokens() -> None:

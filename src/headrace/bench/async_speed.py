@@ -31,7 +31,7 @@ QUICKSTART = Path(headrace.__file__).parent / "recipes" / "quickstart.toml"
 
 NUM_STEPS = 48
 NUM_WARM_UP = 8
-SURPLUS_GROUPS = (4, 8)
+SURPLUS_GROUPS = (4, 8, 12)
 LONGEST_SECONDS = "0.5"
 """That verdicts take."""
 
