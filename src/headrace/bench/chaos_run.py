@@ -150,7 +150,10 @@ def _started(
             command, env=os.environ | places, stdout=log, stderr=subprocess.STDOUT
         ) as process,
     ):
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()  # it takes the run with it
 
 
 def _broken_promises(task: Task, run: Path) -> Iterator[str]:
