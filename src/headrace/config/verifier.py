@@ -112,6 +112,10 @@ class FunctionConfig(ComponentSection):
     """Most reward functions want to see cut-off completions too."""
     timeout_seconds: float = Field(default=10.0, gt=0.0, le=3600.0)
     """Time for one call; after that its process is killed and the rollout is not scored."""
+    failure_reward: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """Paid where the function raises, takes too long or runs out of memory; null
+    leaves the rollout out and counts a failure. A completion may be why: a policy that finds what
+    breaks the function is not left out for it where this is the least that the function pays."""
     memory_mib: int = Field(default=4096, ge=256)
     """Address space of a process."""
     num_processes: int = Field(default=4, ge=1)

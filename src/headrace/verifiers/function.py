@@ -6,6 +6,8 @@ loop never waits for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headrace.config import FunctionConfig
 from headrace.errors import ConfigError
 from headrace.types import Outcome, Prompt
@@ -17,10 +19,15 @@ from headrace.verifiers.worker_process import WorkerSpec
 _CHECK_MEMORY_MIB = 4096
 
 
+_OF_FUNCTION = frozenset((Outcome.RUNTIME, Outcome.TIMEOUT_WALL, Outcome.OOM))
+"""How a call fails that a completion may have brought about; a dead process is INFRA."""
+
+
 class FunctionComponent:
     """Pays what the function returns: a finite number, or None to abstain."""
 
     def __init__(self, config: FunctionConfig) -> None:
+        self._failure_reward = config.failure_reward
         self.pool = ProcessPool(
             WorkerSpec(
                 kind="function",
@@ -44,7 +51,10 @@ class FunctionComponent:
             "answer": prompt.answer,
             "metadata": dict(prompt.metadata),
         }
-        return _score(await self.pool.call(job))
+        score = _score(await self.pool.call(job))
+        if score.failed and self._failure_reward is not None and score.outcome in _OF_FUNCTION:
+            return replace(score, reward=self._failure_reward)
+        return score
 
     async def close(self) -> None:
         """End the processes."""

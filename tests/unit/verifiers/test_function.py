@@ -172,3 +172,19 @@ def test_a_module_that_ends_its_process_or_raises_what_has_no_text_is_named(
     (tmp_path / "bad.py").write_text(module)
     with pytest.raises(ConfigError, match=message):
         check_function(f"{tmp_path}/bad.py:reward")
+
+
+def test_who_breaks_a_function_is_paid_what_is_declared_for_it(file: Path) -> None:
+    config = FunctionConfig(
+        kind="function",
+        path=f"{file}:reward",
+        num_processes=1,
+        timeout_seconds=0.1,
+        failure_reward=-0.5,
+    )
+    raised, late, none, paid = asyncio.run(score_all(config, "raise", "slow", "none", "half"))
+    assert (raised.reward, raised.outcome, raised.failed) == (-0.5, Outcome.RUNTIME, False)
+    assert "boom" in raised.detail
+    assert (late.reward, late.outcome) == (-0.5, Outcome.TIMEOUT_WALL)
+    assert (none.reward, none.outcome) == (None, Outcome.ABSTAIN)
+    assert paid.reward == 0.5

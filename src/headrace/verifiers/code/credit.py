@@ -39,11 +39,13 @@ def is_settled(result: TestResult, config: CodeConfig) -> bool:
 def score_of(results: Sequence[TestResult], tests: Sequence[CodeTest], config: CodeConfig) -> Score:
     """Return what ``results``, of some or all of ``tests``, are worth."""
     failed = [result for result in results if not result.passed]
-    broken = next((result for result in failed if result.outcome is Outcome.INFRA), None)
-    if broken is not None:
-        return unscored(f"test {broken.test.test_id}: {broken.detail}")
+    broken = [result for result in failed if result.outcome is Outcome.INFRA]
+    failed = [result for result in failed if result.outcome is not Outcome.INFRA]
+    # What a program has lost by itself, no failure of ours gives back.
+    if broken and not any(_forfeits(result, config) for result in failed):
+        return unscored(f"test {broken[0].test.test_id}: {broken[0].detail}")
     reward = _reward(results, tests, config)
-    passed = len(results) - len(failed)
+    passed = sum(result.passed for result in results)
     detail = f"{passed} of {len(tests)} tests passed"
     if failed:
         first = failed[0]
@@ -53,6 +55,19 @@ def score_of(results: Sequence[TestResult], tests: Sequence[CodeTest], config: C
     return Score(
         outcome=outcome, reward=reward, detail=f"{detail} [{tiers}]", labels=_labels(results)
     )
+
+
+def _forfeits(result: TestResult, config: CodeConfig) -> bool:
+    """Whether this failed test alone makes the reward 0."""
+    match config.credit:
+        case "all":
+            return True
+        case "share":
+            return False
+        case "visible_then_heldout":
+            return result.test.visible
+        case _:
+            assert_never(config.credit)
 
 
 def _labels(results: Sequence[TestResult]) -> tuple[str, ...]:
