@@ -37,7 +37,7 @@ async def explain_completion(
         case MathConfig() if answer is not None:
             math = MathComponent(component)
             try:
-                return math.explain(answer, completion)
+                return math.explain(answer, completion, task=str(row.get("prompt", "")))
             finally:
                 await math.close()
         case _:

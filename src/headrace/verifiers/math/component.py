@@ -134,13 +134,17 @@ class MathComponent:
         declared = None if column is None else columns.get(column)
         return self._config.answer_type if declared is None else str(declared)
 
-    def explain(self, answer: str, completion: str) -> list[str]:
+    def explain(self, answer: str, completion: str, *, task: str = "") -> list[str]:
         """Return how a verdict comes about, a line a step; the last one says who decides."""
         text = find_answer(completion, self._config.extract)
         lines = [f"extract = {self._config.extract!r} finds {shown(text)}"]
         if text is None or not text.strip():
             return lines
-        return lines + explain(answer, text, self._rules[self._config.answer_type])
+        rules = self._rules[self._config.answer_type]
+        lines += explain(answer, text, rules)
+        if rules.form == "worked" and repeats_task(task, answer, text, rules):
+            lines.append("holds no number but the task's and leaves work to do: wrong")
+        return lines
 
     async def close(self) -> None:
         """End the processes."""

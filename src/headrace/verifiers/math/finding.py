@@ -19,12 +19,14 @@ from headrace.verifiers.math.sentences import MAX_LINE, answer_of, without_reaso
 _MARKER = re.compile(
     r"(?i:(?<![a-z])answer(?![a-z])[*_]*\s*"
     r"(?:(?P<verb>(?:is|equals|(?:should|would|must|will|can only) be)(?![a-z])):?|[:=\uff1a]+)"
-    r"\s*:?)"
+    # Chinese for "answer", and for "is".
+    r"\s*:?)|\u7b54\u6848\s*(?:[:=\uff1a]|[\u662f\u4e3a]\s*[:\uff1a]?)"
 )
 _BETWEEN_BOXES = re.compile(
-    r"(?:[\s$,;]|\\\(|\\\)|\\q?quad(?![a-z])|\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|and|or)+"
+    r"(?:[\s$,;]|\\\(|\\\)|\\q?quad(?![a-z])|\\(?:text|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|and|or)*"
 )
 _MAX_BOXES = 20
+_NAMED = re.compile(r"\s*[A-Za-z]\s*=?\s*")
 _TAG = re.compile(r"</?answer>", re.IGNORECASE)
 _HASHES = re.compile(r"#{4}\s*([^#\s].*)")
 _BLOCK_AT_END = re.compile(
@@ -120,6 +122,7 @@ def _after_marker(text: str) -> str | None:
         return line.strip()
     # What opened before the marker closes behind it: "\\text{Answer: }5$".
     said = plain[last.end() :].strip().removeprefix("}").strip()
+    said = said.removesuffix("}") if said.count("}") > said.count("{") else said
     said = said.removesuffix("$") if said.count("$") % 2 and said.endswith("$") else said
     return _said(said, is_sentence=last["verb"] is not None)
 
@@ -145,9 +148,11 @@ def _last_line(text: str) -> str | None:
     """Return the last line; where it holds exactly one ``$...$``, what stands in it."""
     line = without_emphasis(text.rstrip().rpartition("\n")[2])
     parts = line.split("$")
-    if len(parts) == 3:  # noqa: PLR2004 - before, inside and after one pair of dollars
+    if len(parts) == 3 and not _NAMED.fullmatch(parts[1]):  # noqa: PLR2004 - before, inside and after one pair of dollars
         return parts[1]
-    return answer_of(line) or None
+    # "$x$ = 5" is one formula, too.
+    plain = line.replace("$", "") if len(parts) == 3 else line  # noqa: PLR2004 - as above
+    return answer_of(plain) or None
 
 
 def without_emphasis(line: str) -> str:

@@ -16,6 +16,7 @@ from headrace.verifiers.math.tree import (
     Tree,
     Value,
     is_label,
+    is_name_of_several,
     is_tree,
     symbols,
 )
@@ -80,7 +81,11 @@ def as_set(value: Value) -> Value:
 def is_same_label(gold: Relation, answer: Relation) -> bool:
     """Whether left sides name the same: ``f(x)`` and ``y``; ``X`` and ``x`` of a number."""
     left, right = gold.sides[0], answer.sides[0]
-    if left == right or not (isinstance(left, Symbol) and isinstance(right, Symbol)):
+    if left == right:
+        return True
+    if is_name_of_several(left) or is_name_of_several(right):
+        return False
+    if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         return True
     no_variables = not any(
         is_tree(side) and symbols(side) for side in (gold.sides[-1], answer.sides[-1])

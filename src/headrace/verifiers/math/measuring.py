@@ -94,7 +94,7 @@ _COMPUTING_WORD = re.compile(
     r"|percent of"
     r"|plus|minus|divided|than|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
     r"|twenty|(?:thir|four|fif|six|seven|eigh|nine)teen|(?:thir|for|fif|six|seven|eigh|nine)ty|twice"
-    r"|thrice|negative|not|maybe|versus|modulo|mod)\b",
+    r"|thrice|negative|without|except|unless|if|when|otherwise|instead|not|maybe|versus|modulo|mod)\b",
     re.IGNORECASE,
 )
 """Behind a number these are no unit: they make another number of it, or name another one."""

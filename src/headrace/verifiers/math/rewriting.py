@@ -68,6 +68,10 @@ _REWRITINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\A\s*([fgh])\s*(?::|\\colon)\s*([a-z])\s*\\mapsto(?![A-Za-z])", r"\1(\2)="),
         # What leads to the answer is none of it.
         (
+            r"\A\s*\\text\s*\{\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is)?\s*[:=]?\s*\}\s*[:=]?",
+            "",
+        ),
+        (
             r"\A(?:\s|=|\u2248|\u2192|\u21d2|\u2234|=>|->|\\(?:approx|implies|therefore|Rightarrow|rightarrow|to|quad|,|;)(?![A-Za-z]))+",
             "",
         ),

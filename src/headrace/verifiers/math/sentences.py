@@ -31,7 +31,13 @@ _SIGN = re.compile(r"[=<>+*/^_\u2264\u2265-]")
 _LONG_WORD = 4
 """Letters of a word that may stand before a sign: ``Area = 5``; fewer are a product, ``ab = 5``."""
 _LABEL = re.compile(r"(?:\A|\s)\$?([A-Za-z])\$?\s*\Z")
-_VALUE = re.compile(r"[-+\d\\$(\[|.\u221a\u00b1\u2212]|[A-Za-z](?![A-Za-z])")
+_VALUE = re.compile(r"[-+\d\\$(\[{|\u221a\u00b1\u2212]|\.\d|[A-Za-z](?![A-Za-z])")
+_TAIL = re.compile(
+    r"(?:,?\s+(?:which\s+is|is|are|as)\s+(?:the|our|a)\s+(?:[a-z]+\s+){0,2}"
+    r"(?:answer|solution|value|result|root|minimum|maximum)s?"
+    r"|(?<=[\w.})])\s+(?:in\s+total|in\s+all|altogether|long|tall|wide|high|deep))\s*[.!]*\Z"
+)
+"""What may be said of a value behind it."""
 _REASON = re.compile(r",?\s(?:since|because|as)\s.*\Z", re.DOTALL)
 _NAMES = _words(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt cbrt pi max "
@@ -46,7 +52,7 @@ _COMPUTE = _words(
     "fewer greater larger smaller over under above below between root square squared cube cubed "
     "factorial logarithm modulo divided multiplied increased decreased reduced sum difference "
     "product quotient reciprocal inverse opposite percent power raised remainder hundred thousand "
-    "million billion dozen divisor multiple factor"
+    "million billion dozen divisor multiple factor exceed exceeds"
 )
 
 
@@ -60,7 +66,7 @@ def answer_of(line: str, *, is_sentence: bool = False) -> str:
         line = line[-MAX_LINE:]
     text = _END.sub("", line)
     start = _START.match(text)
-    text = text[start.end() :] if start else text
+    text = _TAIL.sub("", text[start.end() :] if start else text)
     verb = next(reversed(list(_VERB.finditer(text))), None)
     if verb is not None:
         if not _leads(text[: verb.start()]):
@@ -90,10 +96,11 @@ def _behind_words(text: str) -> str | None:
     """Return what stands behind the first words of ``text``; None where they turn its meaning."""
     at = 0
     while (word := _WORD.match(text, at)) and word[0].casefold() not in _NAMES:
-        if _has(word[0], _DENY | _COMPUTE):
-            return None
         gap = _GAP.match(text, word.end())
         assert gap is not None
+        # "Sum: 5" names what is 5.
+        if _has(word[0], _DENY if ":" in gap[0] else _DENY | _COMPUTE):
+            return None
         if len(word[0]) < _LONG_WORD and _SIGN.match(text, gap.end()):
             break
         at = gap.end()
@@ -111,5 +118,5 @@ def _has(word: str, words: frozenset[str]) -> bool:
 
 
 def _without_end(text: str) -> str:
-    plain = text.rstrip()
+    plain = text.rstrip("\u3002 \t\r")
     return plain[:-1] if plain.endswith("!") and "$" not in plain else plain

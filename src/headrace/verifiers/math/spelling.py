@@ -84,7 +84,7 @@ def unwrap(text: str) -> str:
     """Take away white space, markup around the whole, and the full stop of a sentence."""
     while True:
         before = text
-        text = _SPACE_BEHIND.sub("", text.strip())
+        text = _SPACE_BEHIND.sub("", text.strip("\u3002 \t\r\n"))
         if text.endswith((".", ",", ";")) and not text.endswith("\\right."):
             text = text[:-1]
         if tagged := _TAGGED.fullmatch(text):

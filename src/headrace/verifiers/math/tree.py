@@ -201,8 +201,20 @@ def is_label(value: Value) -> bool:
             return True
         case Operation("call", operands):
             return all(isinstance(operand, Symbol) for operand in operands)
+        case Operation("mul"):
+            return is_name_of_several(value)
         case Bracketed(_, items, _):
             return all(isinstance(item, Symbol) for item in items)
+        case _:
+            return False
+
+
+def is_name_of_several(value: Value) -> bool:
+    """Whether capitals side by side name one thing: the side ``AB``, the probability ``P(A)``."""
+    match value:
+        case Operation("mul", operands):
+            names = [operand.name for operand in operands if isinstance(operand, Symbol)]
+            return len(names) == len(operands) and all(name[:1].isupper() for name in names)
         case _:
             return False
 

@@ -301,7 +301,7 @@ def test_an_explanation_has_every_step_from_the_completion_to_who_decides() -> N
     lines = component.explain(r"\dfrac{1}{2} cm", r"So \boxed{0.5\,\text{cm}}")
     assert lines == [
         r"extract = 'answer' finds '0.5\\,\\text{cm}'",
-        "answer type auto, units same, form any, within 0 absolute and 0 relative",
+        "answer type auto, units same, form worked, within 0 absolute and 0 relative",
         r"expected: '\\dfrac{1}{2} cm'",
         "expected is read as: div(1, 2) [cm]",
         r"answer: '0.5\\,\\text{cm}'",
@@ -311,4 +311,5 @@ def test_an_explanation_has_every_step_from_the_completion_to_who_decides() -> N
     ]
     assert "by balls" in component.explain(r"\sqrt2", "1.41")[-1]
     assert "cannot be read" in component.explain("5", "5 +")[-1]
+    assert "the task's" in component.explain("408", "12*34", task="What is 12*34?")[-1]
     assert component.pool.pids == ()
