@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.kernels.calls import Call
 from headrace.kernels.checksums import STRIDE, checksum_kernel
+from headrace.kernels.narrowing import narrowing_kernel
 from headrace.types import WeightUpdate
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -37,12 +38,14 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> int:
     left out, an old one kept, two exchanged, one transposed, rows in another order), not against an
     adversary: the words of one row are summed.
     """
-    total = 0
-    for name, tensor in tensors:
-        head = f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
-        # An odd factor for each name, so that two exchanged tensors do not cancel.
-        total += (2 * zlib.crc32(head) + 1) * (_content(tensor) + 1)
-    return total % _MODULUS
+    return sum(_term(name, tensor, _content(tensor)) for name, tensor in tensors) % _MODULUS
+
+
+def _term(name: str, tensor: Tensor, content: int) -> int:
+    """Return what a tensor of this `_content` adds to a checksum."""
+    head = f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+    # An odd factor for each name, so that two exchanged tensors do not cancel.
+    return (2 * zlib.crc32(head) + 1) * (content + 1)
 
 
 def weight_update(policy_version: int, tensors: Mapping[str, Tensor]) -> WeightUpdate:
@@ -60,8 +63,26 @@ def copied_update(
 
     Each is summed while it is still in the processor's cache.
     """
-    copies = ((name, targets[name].copy_(tensor)) for name, tensor in tensors.items())
-    return WeightUpdate(policy_version=policy_version, tensors=targets, checksum=checksum(copies))
+    total = sum(
+        _term(name, targets[name], _copied(tensor, targets[name]))
+        for name, tensor in tensors.items()
+    )
+    return WeightUpdate(policy_version=policy_version, tensors=targets, checksum=total % _MODULUS)
+
+
+def _copied(tensor: Tensor, target: Tensor) -> int:
+    """Have ``target`` hold ``tensor`` in its own dtype; return its `_content`."""
+    is_narrowed = (tensor.dtype, target.dtype) == (torch.float32, torch.bfloat16)
+    lie_alike = tensor.is_contiguous() and tensor.shape == target.shape and tensor.numel() > 0
+    on_processor = tensor.device.type == target.device.type == "cpu"
+    if not (is_narrowed and lie_alike and on_processor and _is_in_strides(target)):
+        return _content(target.copy_(tensor))
+    total = np.zeros(1, dtype=np.int64)
+    call = Call(narrowing_kernel(_EVEN), 6)
+    call[1], call[2] = len(target), target.nbytes // len(target) // 8
+    call[3], call[4], call[5] = tensor.data_ptr(), target.data_ptr(), total.ctypes.data
+    call.run(torch.get_num_threads(), target.nbytes // 8)
+    return int(total[0])
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
