@@ -378,6 +378,19 @@ def test_a_log_prob_that_another_one_was_recorded_for_is_told_with_its_place(
     assert expected in [difference.name for difference in report.differences]
 
 
+def test_a_group_with_tokens_of_two_versions_is_left_out(copied: Path) -> None:
+    first, *others = read_batch(copied, read_records(copied)[3])
+    rollout, (span,) = first.rollouts[0], first.rollouts[0].version_spans
+    older = dataclasses.replace(span, policy_version=span.policy_version - 1, end=1)
+    spans = (older, dataclasses.replace(span, start=1))
+    mixed = dataclasses.replace(rollout, version_spans=spans)
+    group = dataclasses.replace(first, rollouts=(mixed, *first.rollouts[1:]))
+    record_batch(copied, 3, [group, *others])
+    found = replayed(copied, 3, generate=True).sampling
+    assert found is not None
+    assert (found.num_groups, found.num_sampled, found.num_other_tokens) == (4, 3, 0)
+
+
 def test_an_engine_that_does_not_repeat_itself_is_not_asked_to(copied: Path) -> None:
     path = copied / "config.json"
     config = json.loads(path.read_text("utf-8"))
