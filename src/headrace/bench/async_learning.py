@@ -1,11 +1,12 @@
 """The part of `bench async` about learning: what staleness does to a policy, corrected and not.
 
-The quickstart three times with the same seed: synchronous; up to 8 updates stale, with truncated
-importance weights against the policy that sampled each token; and as stale without them, as if the
-rollouts were new. `headrace check` refuses the last one, so the program takes the weights out after
-it. ``heldout_*`` are sampled pass@1 on held-out prompts after the last step, ``heldout_loss_*`` by
-how much they lie below the synchronous run, ``staleness_mean_*`` how stale the tokens were that
-each run was trained on.
+The quickstart three times with the same seed and 16 groups a step: synchronous; up to 8 updates
+stale, with the quickstart's objective, whose ratio is to the policy that sampled each token and is
+clipped; and as stale with a ratio to the policy of the step's beginning and nothing that weighs it
+against who sampled, as if the rollouts were new. `headrace check` refuses the last one unless it
+has weights, so the program takes them out afterwards. ``heldout_*`` are sampled pass@1 on held-out
+prompts after the last step, ``heldout_loss_*`` by how much they lie below the synchronous run,
+``staleness_mean_*`` how stale the tokens were that each run was trained on.
 """
 
 from __future__ import annotations
@@ -23,25 +24,28 @@ from headrace.monitors import RunHistory, read_run
 SAMPLED = "eval/sampled/pass_at_1"
 
 WORKLOAD = (
-    "num_steps=100",
-    "learner.optimizer.learning_rate=1e-3",
-    "eval.every=100",
+    "num_steps=200",
+    "groups_per_step=16",
+    # A run that is ruined goes on to its end.
+    "learner.max_no_signal_steps=1000",
+    "learner.max_nonfinite_steps=1000",
+    "eval.every=200",
     "eval.greedy=false",
     "checkpoint.every=1000",
     "monitors.rollouts_every=0",
     "monitors.record=none",
     "monitors.console=false",
 )
-STALE = (
-    "max_staleness=8",
-    "generator.on_update=keep",
-    "objective.proximal=recompute",
-    "objective.correction=tis",
-)
+STALE = ("max_staleness=8", "generator.on_update=keep")
 RUNS: Mapping[str, Sequence[str]] = {
     "sync": (),
     "corrected": STALE,
-    "uncorrected": (*STALE, UNCORRECTED),
+    "uncorrected": (
+        *STALE,
+        "objective.proximal=recompute",
+        "objective.correction=tis",
+        UNCORRECTED,
+    ),
 }
 
 
