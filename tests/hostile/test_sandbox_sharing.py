@@ -84,6 +84,7 @@ def test_the_processes_of_one_program_are_not_another_ones(tier: Tier) -> None:
     ("count", "size", "after", "ending"),
     [
         (6, MIB, "file.close()", Ending.EXITED),
+        (1, 8 * MIB, "file.close()", Ending.EXITED),
         (40, MIB, "file.close()", Ending.VIOLATION),
         (40, MIB, "kept.append(file); os.remove(str(number))", Ending.VIOLATION),
         (4200, 0, "file.close()", Ending.VIOLATION),

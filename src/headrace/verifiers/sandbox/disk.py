@@ -38,9 +38,10 @@ def exceeds(folder: str, most_bytes: int, pids: Iterable[int]) -> bool:
             with contextlib.suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
                 count += 1
-                used += found.st_blocks * _BLOCK
                 if stat.S_ISDIR(found.st_mode):
                     folders.append(entry.path)
+                else:
+                    used += _bytes_of(found)
     used += _bytes_without_name(Path(folder).stat().st_dev, pids)
     return count > MAX_FILES or used > most_bytes
 
@@ -53,5 +54,10 @@ def _bytes_without_name(device: int, pids: Iterable[int]) -> int:
                 with contextlib.suppress(OSError):
                     found = entry.stat()
                     if found.st_dev == device and found.st_nlink == 0:
-                        sizes[found.st_ino] = found.st_blocks * _BLOCK
+                        sizes[found.st_ino] = _bytes_of(found)
     return sum(sizes.values())
+
+
+def _bytes_of(file: os.stat_result) -> int:
+    """Return what a program has written: no hole, and not what the file system adds of its own."""
+    return min(file.st_size, file.st_blocks * _BLOCK)
