@@ -42,6 +42,7 @@ def test_every_benchmark_of_the_design_is_there_under_its_name() -> None:
         "int8",
         "startup",
         "memory",
+        "chaos",
     ]
     assert all(name == benchmark.name for name, benchmark in BENCHMARKS.items())
     assert all(benchmark.summary for benchmark in BENCHMARKS.values())
