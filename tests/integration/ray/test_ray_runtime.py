@@ -81,6 +81,24 @@ def test_a_pool_of_actors_over_two_nodes_samples_what_one_generator_does(
     assert rewards == [step["verifier/reward/raw_mean"] for step in steps(finished)[:4]]
 
 
+def test_an_actor_that_is_killed_is_started_again_while_the_run_goes_on(lab: Lab) -> None:
+    run = lab.folder / "actor-killed"
+    # Nothing is learned, so that there is something to learn for as long as it takes.
+    still = ("--set", "learner.optimizer.learning_rate=1e-12")
+    long = (*still, "--set", "num_steps=3000", "--set", "data.eval=null")
+    running = lab.train("actor-killed", *ON_RAY, *POOL, *long)
+    assert running.wait_until((run / "checkpoints/step-000002").is_dir)
+    below = ray_processes_below(running.process.pid)
+    actors = [process for process in below if "GeneratorActor" in " ".join(process.cmdline())]
+    assert actors
+    actors[0].send_signal(signal.SIGKILL)
+    metrics = run / "metrics.jsonl"
+    assert running.wait_until(lambda: '"generator/pool/num_restarts": 1.0' in metrics.read_text())
+    running.process.send_signal(signal.SIGINT)
+    ended = running.wait()
+    assert ended.status == 0, ended.err
+
+
 def test_a_ray_of_the_runs_own_answers_on_this_machine_alone_and_is_gone_with_the_run(
     lab: Lab,
 ) -> None:

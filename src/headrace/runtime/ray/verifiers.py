@@ -99,7 +99,7 @@ class ClusterVerifier:
                 host=node.host,
                 actor=start_actor(
                     *(VerifierActor, config, share),
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=True),
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
                 ),
             )
             for node in cluster.nodes
