@@ -27,7 +27,6 @@ _BETWEEN_BOXES = re.compile(
 )
 _MAX_BOXES = 20
 _NAMED = re.compile(r"\s*[A-Za-z]\s*=?\s*")
-_TAG = re.compile(r"</?answer>", re.IGNORECASE)
 _HASHES = re.compile(r"#{4}\s*([^#\s].*)")
 _BLOCK_AT_END = re.compile(
     r"(?:\\\[\s*([^\n]+?)\s*\\\]|\$\$\s*\n\s*([^\n$]+?)\s*\$\$|```[a-z]*\s*([^\n`]+?)\s*```)[.\s]*\Z"
@@ -82,7 +81,8 @@ def _last_boxes(text: str) -> str | None:
 
 def _tagged(text: str) -> str:
     """Return what stands in the last ``<answer>...</answer>``; without a closed one, the text."""
-    text = _TAG.sub(lambda found: found[0].lower(), text)
+    for name in ("ANSWER", "Answer"):
+        text = text.replace(f"<{name}>", "<answer>").replace(f"</{name}>", "</answer>")
     before, closing, _ = text.rpartition("</answer>")
     return before.rpartition("<answer>")[2] if closing else text
 
@@ -139,6 +139,8 @@ def _said(text: str, *, is_sentence: bool) -> str:
 
 def _last_marker(text: str) -> re.Match[str] | None:
     last = None
+    if "answer" not in text.casefold() and "\u7b54\u6848" not in text:
+        return None  # looked for at once: a pattern is tried at every character
     for match in _MARKER.finditer(text):
         last = match
     return last
