@@ -93,13 +93,31 @@ def rollouts(run: Path) -> dict[str, Any]:
     return {path.name: pq.read_table(path).to_pydict() for path in files}
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_tokens_do_not_depend_on_who_samples_them(lab: Lab, finished: Path, count: int) -> None:
-    run = lab.folder / f"pool-of-{count}"
-    succeed(lab.train(run.name, *pool_of(count)))
+def test_one_generator_in_its_own_process_samples_what_it_would_in_the_learners(
+    lab: Lab, finished: Path
+) -> None:
+    run = lab.folder / "pool-of-1"
+    succeed(lab.train(run.name, *pool_of(1)))
     check_equal(run, finished)
-    assert steps(run)[-1]["metrics"]["generator/pool/num_members"] == count
+    assert steps(run)[-1]["metrics"]["generator/pool/num_members"] == 1
     assert total(run, "num_restarts") == 0
+
+
+def test_the_quickstart_learns_the_same_from_one_generator_and_from_three(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    shorter = {"num_steps": 2, "groups_per_step": 3, "group_size": 4, "num_threads": 1}
+    settings = [f"{key}={value}" for key, value in shorter.items()] + ["data.eval=null"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    running = [
+        lab.start("train", "quickstart", "--output", tmp_path / name, *arguments, *placement)
+        for name, placement in (("one", ()), ("three", pool_of(3)))
+    ]
+    for run in running:
+        succeed(run)
+    one, three = tmp_path / "one", tmp_path / "three"
+    last = Path("checkpoints/step-000002") / MODEL
+    assert (one / last).read_bytes() == (three / last).read_bytes()
+    assert rollouts(one) == rollouts(three)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
