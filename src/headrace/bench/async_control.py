@@ -2,19 +2,22 @@
 
 Roles that answer at once (`async_roles`) stand in for generator, verifier, learner and weight sync;
 everything between them is the real thing. ``buffer_groups_per_second``: groups drawn, generated,
-scored, delivered, trained on and settled in a second of one thread, two batches under way.
-``step_control_ms``: between the end of one learner step of 256 groups and the beginning of the
-next, whose batch lies there whole; the median. Not measured: writing rollouts and metrics to files,
-which is the monitors' part.
+scored, delivered, trained on and settled in a second of one thread, two batches under way, the
+ledger in memory. ``step_control_ms``: between the end of one learner step of 256 groups and the
+beginning of the next, whose batch lies there whole, the ledger on the disk; the median. Not
+measured: writing rollouts and metrics to files, which is the monitors' part.
 """
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from headrace.bench.async_roles import (
+    IN_MEMORY,
     Cast,
     InstantGenerator,
     InstantLearner,
@@ -47,7 +50,7 @@ def groups_per_second(num_steps: int = NUM_STEPS) -> float:
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        _run(InstantLearner(seconds=0.0), num_steps)
+        _run(InstantLearner(seconds=0.0), num_steps, IN_MEMORY)
         seconds.append(time.perf_counter() - began)
     return num_steps * GROUPS_PER_STEP / min(seconds)
 
@@ -55,12 +58,13 @@ def groups_per_second(num_steps: int = NUM_STEPS) -> float:
 def control_gaps(num_steps: int = NUM_STEPS) -> Sequence[float]:
     """Return the seconds between each two steps whose batches were whole beforehand."""
     learner = InstantLearner(seconds=_LEARNER_SECONDS)
-    _run(learner, num_steps)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        _run(learner, num_steps, Path(folder) / "ledger.sqlite")
     ends, begins = learner.ended_at[:-1], learner.began_at[1:]
     return [begin - end for end, begin in zip(ends, begins, strict=True)]
 
 
-def _run(learner: InstantLearner, num_steps: int) -> None:
+def _run(learner: InstantLearner, num_steps: int, ledger_path: Path) -> None:
     generator = InstantGenerator(GROUP_SIZE)
     cast = Cast(
         generator=generator,
@@ -70,5 +74,9 @@ def _run(learner: InstantLearner, num_steps: int) -> None:
         buffer=RolloutBuffer(groups_per_step=GROUPS_PER_STEP, max_staleness=1),
     )
     run_controller(
-        cast, num_steps=num_steps, groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE
+        cast,
+        num_steps=num_steps,
+        groups_per_step=GROUPS_PER_STEP,
+        group_size=GROUP_SIZE,
+        ledger_path=ledger_path,
     )

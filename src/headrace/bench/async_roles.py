@@ -1,14 +1,13 @@
 """Roles that stand in for the real ones where `bench async` measures what lies between them.
 
 They answer at once, hold to the Protocols, and compute nothing. `run_controller` puts them around
-the real loops, buffer, prompt stream, alarms, and a ledger on the disk.
+the real loops, buffer, prompt stream, alarms and ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,13 +52,21 @@ class Cast:
     buffer: RolloutBuffer
 
 
-def run_controller(cast: Cast, *, num_steps: int, groups_per_step: int, group_size: int) -> None:
+IN_MEMORY = Path(":memory:")
+"""A ledger that waits for no disk."""
+
+
+def run_controller(
+    cast: Cast,
+    *,
+    num_steps: int,
+    groups_per_step: int,
+    group_size: int,
+    ledger_path: Path = IN_MEMORY,
+) -> None:
     """Train for ``num_steps``, with as many prompts as that takes and half as many again."""
     num_prompts = num_steps * groups_per_step * 3 // 2
-    with (
-        tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder,
-        Ledger(Path(folder) / "ledger.sqlite") as ledger,
-    ):
+    with Ledger(ledger_path) as ledger:
         plan = Plan(
             seed=0,
             num_steps=num_steps,

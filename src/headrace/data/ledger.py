@@ -117,8 +117,9 @@ class Ledger:
         return dict(self._connection.execute(query).fetchall())
 
     def close(self) -> None:
-        """Close the file. Idempotent; what was settled is on the disk already."""
-        self._connection.close()
+        """Close the file, after what another thread records. Idempotent."""
+        with self._lock:
+            self._connection.close()
 
     def _prepare(self) -> None:
         # A rollback journal and not WAL: run directories lie on network file systems, where WAL
