@@ -28,7 +28,7 @@ def share_of_ones(prompt, completion, answer, metadata):
     return completion.count("1") / max(len(completion), 1)
 """
 MODEL = "hf/model.safetensors"
-QUICKLY = ("--set", "placement.hang_seconds=3", "--set", "placement.backoff_seconds=0")
+QUICKLY = ("--set", "placement.hang_seconds=8", "--set", "placement.backoff_seconds=0")
 
 
 def pool_of(count: int) -> tuple[str, ...]:
