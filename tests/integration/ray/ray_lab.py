@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,17 +79,19 @@ def main() -> None:
 
     num_cpus, *paths = sys.argv[1:]
     held = Cluster()
-    for path in paths:
-        held.add_node(
-            num_cpus=int(num_cpus),
-            include_dashboard=False,
-            object_store_memory=100 * 2**20,
-            env_vars={"PYTHONPATH": path} if path else None,
-        )
-    sys.stdout.write(f"{held.address}\n")
-    sys.stdout.flush()
-    sys.stdin.read()
-    held.shutdown()
+    with tempfile.TemporaryDirectory(prefix="hr-", ignore_cleanup_errors=True) as folder:
+        for path in paths:
+            held.add_node(
+                num_cpus=int(num_cpus),
+                include_dashboard=False,
+                object_store_memory=100 * 2**20,
+                env_vars={"PYTHONPATH": path} if path else None,
+                temp_dir=folder,
+            )
+        sys.stdout.write(f"{held.address}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+        held.shutdown()
 
 
 if __name__ == "__main__":
