@@ -97,11 +97,11 @@ def _passes(batch: Microbatch) -> Iterator[_Pass]:
 
 def _sequences(batch: Microbatch) -> list[Tensor]:
     """Return the input tokens of each completion, with its prompt before them."""
-    lengths = [*batch.prompt_lengths, *batch.completion_lengths]
-    parts = torch.split(batch.input_ids, lengths)
-    prompts, completions = parts[: len(batch.prompt_lengths)], parts[len(batch.prompt_lengths) :]
+    lengths = [batch.num_shared, *batch.suffix_lengths, *batch.completion_lengths]
+    shared, *parts = torch.split(batch.input_ids, lengths)
+    suffixes, completions = parts[: len(batch.prompt_lengths)], parts[len(batch.prompt_lengths) :]
     return [
-        torch.cat((prompts[owner], completion))
+        torch.cat((shared, suffixes[owner], completion))
         for owner, completion in zip(batch.prompt_of_completion, completions, strict=True)
     ]
 

@@ -1,7 +1,8 @@
 """From the rows of a minibatch to packed micro-batches.
 
-The prompt of a group is packed once and its completions branch from it. Only trained tokens are
-predicted, and nothing after the last one is fed in.
+The prompt of a group is packed once and its completions branch from it; what all prompts of a
+micro-batch begin with, such as a system prompt, is packed once for all of them. Only trained tokens
+are predicted, and nothing after the last one is fed in.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from headrace.objectives.segments import Segments
 
 T = TypeVar("T")
 
+LEAST_SHARED = 16
+"""Tokens that prompts must have in common for their attention to be cut in two."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Critique:
@@ -39,9 +43,10 @@ class Critique:
 class Microbatch:
     """Packed tensors of one forward and backward pass.
 
-    N input tokens: every prompt of the micro-batch, then every completion, both sorted so that what
-    is of similar length lies together. M trained tokens, in completion order; R completions. What a
-    rollout says of its other tokens (a log-prob that may be anything) is not in here at all.
+    N input tokens: what all prompts begin with, the rest of every prompt, then every completion,
+    both sorted so that what is of similar length lies together. M trained tokens, in completion
+    order; R completions. What a rollout says of its other tokens (a log-prob that may be anything)
+    is not in here at all.
     """
 
     rows: tuple[TrainingRow, ...]
@@ -50,7 +55,10 @@ class Microbatch:
     """[N]"""
     positions: Tensor
     """[N] within each sequence, prompt included."""
+    num_shared: int
+    """Tokens that all prompts begin with and that are held once; each has at least one more."""
     prompt_lengths: tuple[int, ...]
+    """Of whole prompts."""
     completion_lengths: tuple[int, ...]
     """[R] input tokens of each completion; may be 0."""
     prompt_of_completion: tuple[int, ...]
@@ -85,6 +93,11 @@ class Microbatch:
         """Which completion each token is of; all of them are trained on."""
         everywhere = torch.ones_like(self.rollout_index, dtype=torch.bool)
         return Segments(index=self.rollout_index, count=len(self.rows), loss_mask=everywhere)
+
+    @property
+    def suffix_lengths(self) -> tuple[int, ...]:
+        """What each prompt has beyond the shared tokens."""
+        return tuple(length - self.num_shared for length in self.prompt_lengths)
 
     def versions(self) -> Tensor:
         """Return [M] int64 the policy version that sampled each token."""
@@ -145,9 +158,12 @@ def split_group(group: TrainingGroup, max_tokens: int) -> Iterator[TrainingGroup
 def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
     groups = sorted(groups, key=lambda group: len(group.prompt_ids), reverse=True)
     prompts = [group.prompt_ids for group in groups]
-    owners, rows = _sorted_rows(groups)
-    inputs = [*prompts, *(row.rollout.completion_ids[: row.num_inputs] for row in rows)]
-    starts = [0] * len(prompts) + [len(prompts[owner]) for owner in owners]
+    shared = _num_shared(prompts)
+    suffixes = [prompt[shared:] for prompt in prompts]
+    owners, rows = _sorted_rows(groups, shared)
+    completions = [row.rollout.completion_ids[: row.num_inputs] for row in rows]
+    inputs = [prompts[0][:shared], *suffixes, *completions]
+    starts = [0, *(shared for _ in suffixes), *(len(prompts[owner]) for owner in owners)]
     repeats = [len(row.trained) for row in rows]
 
     def per_row(values: Sequence[float]) -> Tensor:
@@ -159,10 +175,11 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
         positions=torch.cat(
             [torch.arange(s, s + len(ids)) for s, ids in zip(starts, inputs, strict=True)]
         ).to(device),
+        num_shared=shared,
         prompt_lengths=tuple(len(prompt) for prompt in prompts),
         completion_lengths=tuple(row.num_inputs for row in rows),
         prompt_of_completion=tuple(owners),
-        source_rows=_source_rows([len(prompt) for prompt in prompts], owners, rows).to(device),
+        source_rows=_source_rows(shared, suffixes, owners, rows).to(device),
         target_ids=_cat([_trained_part(row, row.rollout.completion_ids) for row in rows]).to(
             device
         ),
@@ -176,6 +193,19 @@ def _pack(groups: Sequence[TrainingGroup], device: torch.device) -> Microbatch:
         weights=per_row([row.weight for row in rows]),
         proximal_logprobs=_known_proximal(rows, device),
     )
+
+
+def _num_shared(prompts: Sequence[tuple[int, ...]]) -> int:
+    """Return how many tokens all ``prompts`` begin with and are to hold once; 0 where too few.
+
+    At least one is left of each prompt: what predicts its completions is its own.
+    """
+    if len(prompts) == 1:
+        return 0
+    first, last = min(prompts), max(prompts)  # in the order of words, nothing lies between
+    most = min(map(len, prompts)) - 1
+    common = next((i for i in range(most) if first[i] != last[i]), most)
+    return common if common >= LEAST_SHARED else 0
 
 
 def _known_proximal(rows: Sequence[TrainingRow], device: torch.device) -> Tensor | None:
@@ -199,10 +229,12 @@ def _support(rows: Sequence[TrainingRow], device: torch.device) -> Support | Non
     )
 
 
-def _sorted_rows(groups: Sequence[TrainingGroup]) -> tuple[list[int], list[TrainingRow]]:
+def _sorted_rows(
+    groups: Sequence[TrainingGroup], shared: int
+) -> tuple[list[int], list[TrainingRow]]:
     """Return each completion and the group it is of, those of prompts alike by their length."""
     owned: list[tuple[int, TrainingRow]] = []
-    for run in alike_runs([len(group.prompt_ids) for group in groups]):
+    for run in alike_runs([len(group.prompt_ids) - shared for group in groups]):
         rows = [
             (owner, row) for owner in range(*run.indices(len(groups))) for row in groups[owner].rows
         ]
@@ -224,15 +256,18 @@ def _trained_part(row: TrainingRow, values: Sequence[T]) -> list[T]:
 
 
 def _source_rows(
-    prompt_lengths: Sequence[int], owners: Sequence[int], rows: Sequence[TrainingRow]
+    shared: int,
+    suffixes: Sequence[Sequence[int]],
+    owners: Sequence[int],
+    rows: Sequence[TrainingRow],
 ) -> Tensor:
     """Return [M]: what predicts each token.
 
     A completion's first token is predicted by its prompt's last one, the others by their
     predecessor.
     """
-    prompt_ends = list(accumulate(prompt_lengths))
-    start = sum(prompt_lengths)
+    prompt_ends = list(accumulate(map(len, suffixes), initial=shared))[1:]
+    start = prompt_ends[-1]
     found: list[int] = []
     for owner, row in zip(owners, rows, strict=True):
         own = (start + index - 1 if index else prompt_ends[owner] - 1 for index in row.trained)

@@ -75,8 +75,10 @@ def literal(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies [M], one unpadded row at a time, by transformers' own forward."""
     logprobs, entropies = [], []
-    prompts = list(torch.split(batch.input_ids[: sum(batch.prompt_lengths)],
-                               list(batch.prompt_lengths)))  # fmt: skip
+    shared, *parts = torch.split(
+        batch.input_ids, [batch.num_shared, *batch.suffix_lengths, *batch.completion_lengths]
+    )
+    prompts = [torch.cat((shared, part)) for part in parts[: len(batch.prompt_lengths)]]
     for row, owner in zip(batch.rows, batch.prompt_of_completion, strict=True):
         ids = [*prompts[owner].tolist(), *row.rollout.completion_ids]
         logits = model(torch.tensor([ids])).logits[0] / TEMPERATURE

@@ -18,8 +18,8 @@ from headrace.config import PpoClipLoss, RunConfig
 from headrace.learners import TorchLearner
 from headrace.learners.loss import LossSetting, microbatch_loss, token_logprobs
 from headrace.learners.metrics import LossSums
-from headrace.learners.minibatch import Minibatch
-from headrace.learners.packing import microbatches
+from headrace.learners.minibatch import Minibatch, plan_minibatch
+from headrace.learners.packing import LEAST_SHARED, microbatches
 from headrace.learners.selection import score, select, trained_rewards
 from headrace.learners.shared_prefix import SharedPrefix
 from headrace.models.attention import PackedCausal, positions_of
@@ -27,6 +27,7 @@ from headrace.models.checkpoint import load_decoder
 from headrace.models.decoder import Decoder
 from headrace.types import Rollout, RolloutGroup
 
+CPU = torch.device("cpu")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TEMPERATURES = (1.0, 0.7)
 
@@ -272,6 +273,35 @@ def test_in_float64_every_split_and_order_of_the_batch_gives_the_gradient_to_ten
         for budget in (1, 12, 25, 60):
             assert difference(loss_gradient(decoder, batch, config, budget), whole) < 1e-10
         assert difference(loss_gradient(decoder, batch[::-1], config, 25), whole) < 1e-10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_all_prompts_begin_with_is_computed_once_and_the_gradient_is_that_of_each_group_alone(
+    family: str,
+    make_group: Callable[..., RolloutGroup],
+    model_directory: Callable[[str], Path],
+    make_config: Callable[..., RunConfig],
+) -> None:
+    decoder = load_decoder(model_directory(family), dtype=torch.float64)
+    draw = random.Random(0)  # noqa: S311 - test tokens, not secrets
+    shared = draw.choices(range(1, 60), k=LEAST_SHARED + 3)
+    rests = [[first, *draw.choices(range(1, 60), k=k)] for first, k in ((1, 0), (2, 2), (3, 30))]
+    completions = [draw.choices(range(1, 60), k=k) for k in (1, 4, 5, 12)]
+    groups = [
+        make_group([*shared, *rest], completions[: 2 + number], [1.0, 0.0, 0.5, 0.2][: 2 + number])
+        for number, rest in enumerate(rests)
+    ]
+    config = make_config()
+    (together,) = plan_minibatch(
+        score(groups, trained_rewards(groups), estimator="grpo"), config, device=CPU
+    ).batches
+    assert together.num_shared == len(shared)
+    assert len(together.input_ids) == len(shared) + sum(map(len, rests)) + sum(
+        together.completion_lengths
+    )
+    whole = loss_gradient(decoder, groups, config, 10_000)
+    for budget in (1, 60):
+        assert difference(loss_gradient(decoder, groups, config, budget), whole) < 1e-10
 
 
 @pytest.mark.parametrize("family", FAMILIES)

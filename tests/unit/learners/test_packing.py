@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.config import ObjectiveConfig
 from headrace.learners.loss import LossSetting, microbatch_loss
 from headrace.learners.metrics import LossSums
-from headrace.learners.packing import Microbatch, microbatches
+from headrace.learners.packing import LEAST_SHARED, Microbatch, microbatches
 from headrace.learners.selection import Selection, score, select, trained_rewards
 from headrace.types import RolloutGroup
 
@@ -249,3 +249,37 @@ def test_the_longest_sequences_come_first(make_group: Callable[..., RolloutGroup
     groups = [make_group([1], [[n] * n, [n + 1] * n], [1.0, 0.0]) for n in lengths]
     parts = packed(chosen(groups), 40)
     assert [max(part.completion_lengths) for part in parts] == [29, 29, 11]
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 3])
+def test_what_all_prompts_begin_with_is_held_once_but_for_one_token(
+    num_left: int, make_group: Callable[..., RolloutGroup]
+) -> None:
+    begin = list(range(1, LEAST_SHARED + 2))
+    prompts = [[*begin, 40, 41], [*begin, *range(50, 50 + num_left)]]
+    groups = [make_group(prompt, [[5, 6], [7]], [1.0, 0.0]) for prompt in prompts]
+    (part,) = packed(chosen(groups))
+    # Of a prompt that is whole in the other one, its last token is its own.
+    shared = LEAST_SHARED + 1 if num_left else LEAST_SHARED
+    assert part.num_shared == shared
+    assert sorted(part.prompt_lengths) == sorted(map(len, prompts))
+    assert part.input_ids[:shared].tolist() == begin[:shared]
+    assert part.positions[:shared].tolist() == list(range(shared))
+    ends = [prompts[owner][-1] for owner in range(2)]
+    longest_first = sorted(range(2), key=lambda owner: len(prompts[owner]), reverse=True)
+    firsts = [part.source_rows[i] for i, t in enumerate(part.target_ids.tolist()) if t in {5, 7}]
+    found = part.input_ids[torch.stack(firsts)].tolist()
+    assert sorted(found) == sorted([*ends, *ends])
+    starts = part.input_ids[shared:].tolist()
+    assert starts[: len(prompts[longest_first[0]]) - shared] == prompts[longest_first[0]][shared:]
+
+
+def test_little_that_prompts_have_in_common_is_held_for_each(
+    make_group: Callable[..., RolloutGroup],
+) -> None:
+    begin = list(range(1, LEAST_SHARED))
+    groups = [make_group([*begin, last], [[5], [6, 7]], [1.0, 0.0]) for last in (40, 41)]
+    (part,) = packed(chosen(groups))
+    assert part.num_shared == 0
+    (alone,) = packed(chosen(groups[:1]))
+    assert alone.num_shared == 0

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numba import literally
 
 from headrace.generators.torch_engine.forms import LARGEST_INT8
 from headrace.kernels.amx import (
@@ -67,7 +68,7 @@ WIDTH = 2 if has_feature("avx512f") else 1
 """Vectors of a panel: sums of `TALLEST` rows must fit into the processor's registers."""
 TALLEST = 12 if has_feature("avx512f") else 6
 """Rows of the tallest tile."""
-SHORTER, SHORTEST = 4, 2
+SHORTER, LEAST = 4, 2
 """Rows of those for what is left over; a last one is alone."""
 CHUNK = 20 * TALLEST
 """Rows that stay in the cache while all panels pass by."""
@@ -147,6 +148,51 @@ def _store_tile(
             write(out + stride * row + bytes_of * LANES * vector, x, storage)
 
 
+@inline
+def _height(left: int) -> int:
+    """Return how many of the ``left`` rows the next tile takes."""
+    if left >= TALLEST:
+        return TALLEST
+    if left >= SHORTER:
+        return SHORTER
+    return LEAST if left >= LEAST else 1
+
+
+@inline
+def _pace(num_rows: int) -> int:
+    """Return the bytes of the next panel to ask for with each word.
+
+    Where a chunk goes over its panel several times, each asks for a part of the next one: the first
+    time over that would else wait for memory.
+    """
+    passes = min(num_rows, CHUNK) // TALLEST
+    return 4 * OUTPUTS // passes if passes > 1 else 0
+
+
+@inline
+def _fill_tile(
+    tall: int,
+    kind: int,
+    rows: int,
+    step: int,
+    panel: int,
+    words: int,
+    base: int,
+    tile: int,
+    soon: int,
+    pace: int,
+) -> None:
+    """Compute a tile of ``tall`` rows, see `dot_rows`; ``kind`` is known to the compiler."""
+    if tall == TALLEST:
+        dot_rows(TALLEST, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+    elif tall == SHORTER:
+        dot_rows(SHORTER, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+    elif tall == LEAST:
+        dot_rows(LEAST, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+    else:
+        dot_rows(1, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+
+
 @cache
 def product_kernel(product: str, *, storage: int) -> Kernel:
     """Write ``rows`` [n, words] times the matrix in ``panels`` to ``out`` [n, 16 * vectors].
@@ -166,51 +212,29 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
         call = address_of(pointer)
         num_rows, words, vectors = argument(call, 1), argument(call, 2), argument(call, 3)
         row_scales, scales, bias = argument(call, 8), argument(call, 9), argument(call, 10)
-        stride, out_stride = 4 * words, bytes_of * LANES * vectors
+        step, out_stride = 4 * words, bytes_of * LANES * vectors
         num_panels = (vectors + WIDTH - 1) // WIDTH
-        num_chunks = (num_rows + CHUNK - 1) // CHUNK
+        num_items = num_panels * ((num_rows + CHUNK - 1) // CHUNK)
         tile = room(_TILE)
         in_tiles = has_tiles and words % TILE_WORDS == 0
-        # Where a chunk goes over its panel several times, each asks for a part of the next panel:
-        # the first time over that one would else wait for memory.
-        passes = min(num_rows, CHUNK) // TALLEST
-        pace = 4 * OUTPUTS // passes if passes > 1 else 0
+        pace = _pace(num_rows)
         following = next_item(call)
-        while True:
-            item = following
-            if item >= num_panels * num_chunks:
-                break
-            following = next_item(call)
-            ahead = argument(call, 5) + stride * OUTPUTS * (following % num_panels)
+        while following < num_items:
+            item, following = following, next_item(call)
+            soon = argument(call, 5) + step * OUTPUTS * (following % num_panels)
             number = item % num_panels
-            panel = argument(call, 5) + stride * OUTPUTS * number
-            first = argument(call, 7) + (4 * OUTPUTS * number if row_scales != 0 else 0)
+            panel = argument(call, 5) + step * OUTPUTS * number
+            base = argument(call, 7) + (4 * OUTPUTS * number if row_scales != 0 else 0)
             row = item // num_panels * CHUNK
             end = min(row + CHUNK, num_rows)
             while row < end:
-                rows = argument(call, 4) + stride * row
-                left = end - row
+                rows = argument(call, 4) + step * row
                 if in_tiles:
-                    tall = min(left, TALLEST_TILES)
-                    multiply_tiles(tall, rows, stride, panel, words, tile)
-                elif left >= TALLEST:
-                    tall = TALLEST
-                    dot_rows(
-                        TALLEST, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace
-                    )
-                elif left >= SHORTER:
-                    tall = SHORTER
-                    dot_rows(
-                        SHORTER, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace
-                    )
-                elif left >= SHORTEST:
-                    tall = SHORTEST
-                    dot_rows(
-                        SHORTEST, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace
-                    )
+                    tall = min(end - row, TALLEST_TILES)
+                    multiply_tiles(tall, rows, step, panel, words, tile)
                 else:
-                    tall = 1
-                    dot_rows(1, WIDTH, kind, rows, stride, panel, words, first, tile, ahead, pace)
+                    tall = _height(end - row)
+                    _fill_tile(tall, kind, rows, step, panel, words, base, tile, soon, pace)
                 _store_tile(
                     tile,
                     argument(call, 6) + out_stride * row + bytes_of * OUTPUTS * number,
@@ -223,7 +247,7 @@ def product_kernel(product: str, *, storage: int) -> Kernel:
                     storage,
                 )
                 row += tall
-                ahead += pace * words
+                soon += pace * words
         if in_tiles:
             release_tiles()
 
