@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from lab import Lab, Running
-from test_resume import assert_same_run, num_steps
+from test_resume import FOR_EVER, assert_same_run, num_steps
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_what_a_killed_run_leaves_running_is_ended_before_it_is_resumed(own_lab:
 
 def test_the_run_ends_with_the_process_that_started_it(lab: Lab) -> None:
     run = lab.folder / "supervisor-killed"
-    running = lab.train("supervisor-killed", "--restarts", 3)
+    running = lab.train("supervisor-killed", *FOR_EVER, "--restarts", 3)
     assert running.wait_until(lambda: num_steps(run) >= 1)
     everything = psutil.Process(running.process.pid).children(recursive=True)
     assert everything
