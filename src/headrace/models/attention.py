@@ -80,7 +80,8 @@ def _mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
         # As it does for torch's own; it does not know this one.
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    mixed: Tensor = _HeldAttention.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
+    with torch.autocast("cpu", enabled=False):  # or its scores would be rounded as well
+        mixed: Tensor = _HeldAttention.apply(query, key, value, mask)  # type: ignore[no-untyped-call]
     return mixed
 
 
@@ -101,9 +102,11 @@ class _HeldAttention(torch.autograd.Function):
     ) -> Tensor:
         queries, keys, values = (part.flatten(0, 1) for part in (query, key, value))
         scale = query.shape[-1] ** -0.5
-        scores = torch.bmm(queries, keys.transpose(1, 2)).view(*query.shape[:3], key.shape[2])
-        # In fp32 from here to the weights, which are rounded once.
-        scores = scores.to(torch.promote_types(query.dtype, torch.float32))
+        # In fp32 up to the weights, which are rounded once: scores of some hundreds would be off
+        # by whole units in bf16, and those before scaling may be more than fp16 holds.
+        wide = torch.promote_types(query.dtype, torch.float32)
+        scores = torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2))
+        scores = scores.view(*query.shape[:3], key.shape[2])
         weights = scores.mul_(scale).add_(mask).softmax(dim=-1).to(query.dtype).flatten(0, 1)
         ctx.save_for_backward(queries, keys, values, weights)
         ctx.scale, ctx.shape = scale, query.shape

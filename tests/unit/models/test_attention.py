@@ -185,3 +185,23 @@ def test_under_autocast_attention_of_few_keys_is_made_in_its_dtype() -> None:
         mixed = attend(query, key, key, mask)
     assert mixed.dtype == torch.bfloat16
     assert (mixed - attend(query, key, key, mask)).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("is_autocast", [False, True])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 0.02), (torch.float16, 0.005)])
+@pytest.mark.parametrize("size", [5.0, 20.0, 60.0])
+def test_scores_of_any_size_are_as_exact_as_the_weights_that_are_held(
+    dtype: torch.dtype, close: float, size: float, *, is_autocast: bool
+) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 9, 4, 64), *(torch.randn(2, 30, 2, 64) for _ in range(2))]
+    query, key, value = (
+        (tensor * factor).to(dtype).to(torch.float32 if is_autocast else dtype)
+        for tensor, factor in zip(tensors, (size, size, 1.0), strict=True)
+    )
+    sees = torch.ones(2, 9, 30, dtype=torch.bool).tril(21)
+    with torch.autocast("cpu", dtype=dtype, enabled=is_autocast):
+        found = attended(query, key, value, sees)
+    expected = attended_literally(query.double(), key.double(), value.double(), sees)
+    assert found.dtype == dtype
+    assert (found.double() - expected).abs().max() <= close * expected.abs().max()
