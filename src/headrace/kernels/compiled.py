@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, literally, njit, types
 
 from headrace.kernels.vectors import (
     LANES,
@@ -80,6 +80,9 @@ def kernel(function: Callable[..., Any]) -> Kernel:
 
 inline = njit(inline="never", error_model=_ERRORS)
 """A part of kernels; LLVM decides what becomes of it."""
+
+known: Any = literally
+"""(argument of an `inline`): compile that once for each number that is handed in."""
 
 
 @inline

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import literally
 
 from headrace.generators.torch_engine.forms import LARGEST_INT8
 from headrace.kernels.amx import (
@@ -32,6 +31,7 @@ from headrace.kernels.compiled import (
     argument,
     inline,
     kernel,
+    known,
     read,
     write,
 )
@@ -184,13 +184,13 @@ def _fill_tile(
 ) -> None:
     """Compute a tile of ``tall`` rows, see `dot_rows`; ``kind`` is known to the compiler."""
     if tall == TALLEST:
-        dot_rows(TALLEST, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+        dot_rows(TALLEST, WIDTH, known(kind), rows, step, panel, words, base, tile, soon, pace)
     elif tall == SHORTER:
-        dot_rows(SHORTER, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+        dot_rows(SHORTER, WIDTH, known(kind), rows, step, panel, words, base, tile, soon, pace)
     elif tall == LEAST:
-        dot_rows(LEAST, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+        dot_rows(LEAST, WIDTH, known(kind), rows, step, panel, words, base, tile, soon, pace)
     else:
-        dot_rows(1, WIDTH, literally(kind), rows, step, panel, words, base, tile, soon, pace)
+        dot_rows(1, WIDTH, known(kind), rows, step, panel, words, base, tile, soon, pace)
 
 
 @cache
