@@ -15,11 +15,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.bench.async_run import UNCORRECTED
 from headrace.bench.async_speed import QUICKSTART
 from headrace.bench.command import run_module
 from headrace.bench.result import Figures, Peers, Progress
 from headrace.monitors import RunHistory, read_run
+
+UNCORRECTED = "uncorrected"
+"""Among the settings of a run: without the objective's correction."""
 
 SAMPLED = "eval/sampled/pass_at_1"
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.bench.async_learning import UNCORRECTED
 from headrace.config import CorrectionConfig, RunConfig, check_config
 from headrace.roles import Verifier
 from headrace.types import RolloutGroup, Verdict, derive_seed
@@ -24,7 +25,6 @@ from headrace.types import RolloutGroup, Verdict, derive_seed
 if TYPE_CHECKING:
     from headrace.runtime.preflight import PreparedRun
 
-UNCORRECTED = "uncorrected"
 _SPREAD = 10.0
 
 
