@@ -23,17 +23,7 @@ def is_settled(result: TestResult, config: CodeConfig) -> bool:
     """Whether no further test can change what is paid."""
     if result.outcome is Outcome.INFRA:
         return True
-    if result.passed or not config.stop_when_settled:
-        return False
-    match config.credit:
-        case "all":
-            return True
-        case "share":
-            return False
-        case "visible_then_heldout":
-            return result.test.visible
-        case _:
-            assert_never(config.credit)
+    return config.stop_when_settled and not result.passed and _forfeits(result, config)
 
 
 def score_of(results: Sequence[TestResult], tests: Sequence[CodeTest], config: CodeConfig) -> Score:
