@@ -166,7 +166,7 @@ class VllmEngine:
         Raises UpdateRefused when a worker answers with an error. The engine then holds its old
         weights or a mixture, and must not go on unless it is known which.
         """
-        update = {"segment": segment.info.to_dict()}
+        update = {"segment": segment.info.to_json()}
         rpc = self._client.collective_rpc
         try:
             await self._call(self._client.start_weight_update(), "start of an update")

@@ -12,17 +12,14 @@ import asyncio
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from headrace.models.weight_layout import WeightLayout
 from headrace.types import WeightUpdate
-
-ALIGNMENT = 64
-"""Bytes; a tensor begins at a whole cache line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +28,24 @@ class SegmentInfo:
 
     path: str
     """Where a process of the same user opens it."""
-    num_bytes: int
     policy_version: int
     checksum: int
     """``models.weights.checksum`` as it was published."""
-    names: list[str]
-    dtypes: list[str]
-    shapes: list[list[int]]
-    offsets: list[int]
-    """Bytes from the beginning of the segment to each tensor."""
+    layout: WeightLayout
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    def to_json(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return {
+            "path": self.path,
+            "policy_version": self.policy_version,
+            "checksum": self.checksum,
+            "layout": self.layout.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SegmentInfo:
+        """Return what `to_json` wrote."""
+        return cls(**{**value, "layout": WeightLayout.from_json(value["layout"])})
 
 
 class Segment:
@@ -51,30 +53,19 @@ class Segment:
 
     def __init__(self, update: WeightUpdate) -> None:
         """Copy the tensors of ``update``, which need not stay valid afterwards."""
-        tensors = update.tensors
-        offsets, end = [], 0
-        for tensor in tensors.values():
-            offsets.append(end)
-            size = tensor.numel() * tensor.element_size()
-            end += -(-size // ALIGNMENT) * ALIGNMENT
         self._descriptor: int | None = os.memfd_create(f"headrace-weights-{update.policy_version}")
         self.info = SegmentInfo(
             path=f"/proc/{os.getpid()}/fd/{self._descriptor}",
-            num_bytes=max(end, 1),
             policy_version=update.policy_version,
             checksum=update.checksum,
-            names=list(tensors),
-            dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
-            shapes=[list(tensor.shape) for tensor in tensors.values()],
-            offsets=offsets,
+            layout=WeightLayout.of_tensors(update.tensors),
         )
         try:
-            os.ftruncate(self._descriptor, self.info.num_bytes)
-            memory = mmap.mmap(self._descriptor, self.info.num_bytes)
-            for (_, target), tensor in zip(
-                _views(memory, self.info), tensors.values(), strict=True
-            ):
-                target.copy_(tensor)
+            size = self.info.layout.num_bytes
+            os.ftruncate(self._descriptor, size)
+            views = self.info.layout.views(mmap.mmap(self._descriptor, size))
+            for name, tensor in update.tensors.items():
+                views[name].copy_(tensor)
         except BaseException:
             self.close()
             raise
@@ -100,8 +91,8 @@ async def written(update: WeightUpdate) -> Segment:
         raise
 
 
-def read_segment(info: SegmentInfo) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor, without copying; writing to one changes a private page.
+def read_segment(info: SegmentInfo) -> dict[str, Tensor]:
+    """Return tensors by name, without copying; writing to one changes a private page.
 
     Raises OSError when the segment is gone or may not be opened.
     """
@@ -109,24 +100,10 @@ def read_segment(info: SegmentInfo) -> Iterator[tuple[str, Tensor]]:
     try:
         memory = mmap.mmap(
             descriptor,
-            info.num_bytes,
+            info.layout.num_bytes,
             flags=mmap.MAP_PRIVATE,
             prot=mmap.PROT_READ | mmap.PROT_WRITE,
         )
     finally:
         os.close(descriptor)
-    return _views(memory, info)
-
-
-def _views(memory: mmap.mmap, info: SegmentInfo) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors that lie in ``memory``, which is unmapped once all of them are gone."""
-    for name, dtype, shape, offset in zip(
-        info.names, info.dtypes, info.shapes, info.offsets, strict=True
-    ):
-        kind = getattr(torch, dtype)
-        count = torch.Size(shape).numel()
-        if count == 0:
-            yield name, torch.empty(shape, dtype=kind)
-        else:
-            flat = torch.frombuffer(memory, dtype=kind, count=count, offset=offset)
-            yield name, flat.view(shape)
+    return info.layout.views(memory)

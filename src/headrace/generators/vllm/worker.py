@@ -46,7 +46,7 @@ class Owner(WeightTransferInitInfo):
 
 @dataclass
 class SegmentUpdate(WeightTransferUpdateInfo):
-    """What `update_weights` is sent: the fields of a `SegmentInfo`."""
+    """What `update_weights` is sent: a `SegmentInfo`, as `to_json` writes it."""
 
     segment: dict[str, Any]
 
@@ -80,8 +80,8 @@ class SegmentTransferEngine(WeightTransferEngine[Owner, SegmentUpdate]):
 
     def receive_weights(self, update_info: SegmentUpdate) -> None:
         """Prove that the segment is whole, load it, and compare what can be read back."""
-        info = SegmentInfo(**update_info.segment)
-        weights = dict(read_segment(info))
+        info = SegmentInfo.from_json(update_info.segment)
+        weights = read_segment(info)
         received = checksum(weights.items())
         if received != info.checksum:
             msg = f"checksum {received:x} of the received weights, {info.checksum:x} was published"
