@@ -232,9 +232,12 @@ def test_the_correction_and_its_bound_reach_the_gradient(start: Start) -> None:
 
 
 class Products(TorchDispatchMode):
-    """Remembers the dtypes that matrices were multiplied in, forward and backward."""
+    """Remembers the dtypes that weights were multiplied in, forward and backward.
 
-    NAMES = ("mm", "addmm", "bmm", "linear")
+    Not those of attention (``bmm``): its scores are in fp32 whatever the recipe says.
+    """
+
+    NAMES = ("mm", "addmm", "linear")
 
     def __init__(self) -> None:
         super().__init__()

@@ -141,7 +141,8 @@ def test_of_jobs_that_are_given_together_each_has_its_own_end(spec: WorkerSpec) 
     assert replies[8].exit_status == 3
     figures = pool.slots.read()
     assert (figures.num_jobs, figures.num_retries, figures.num_cancelled) == (40, 2, 0)
-    assert figures.max_waiting == 39
+    # All but the one at work, and those that had not asked yet when it ended.
+    assert 30 <= figures.max_waiting <= 39
 
 
 def test_small_jobs_are_given_together_and_large_ones_one_at_a_time(

@@ -54,6 +54,7 @@ def test_groups_go_to_the_member_with_the_least_left_to_compute() -> None:
 
     async def work(pool: GeneratorPool) -> None:
         await pool.update_from(notice(1))
+        await until(lambda: pool.num_members == 3)
         await collect(pool, asked)
         placed: dict[int, list[str]] = {0: [], 1: [], 2: []}
         for member, sent in lab.sent:

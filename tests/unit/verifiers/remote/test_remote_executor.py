@@ -455,7 +455,9 @@ def test_the_token_comes_from_the_environment_or_an_error_that_names_it() -> Non
 def test_how_jobs_went_is_told_as_metrics() -> None:
     async def work() -> None:
         fake = FakeExecutor()
-        async with serving(fake, num_slots=3) as (url, _), remote(url, max_open_jobs=2) as executor:
+        # Two tries: a third failure in a row would have the server rest, and then it has no places.
+        options = {"max_open_jobs": 2, "max_tries": 2, "health_seconds": HANG_SECONDS}
+        async with serving(fake, num_slots=3) as (url, _), remote(url, **options) as executor:
             before = executor.statistics()
             assert "verifier/remote/run_seconds/p50" not in before
             assert before["verifier/remote/num_endpoints_well"] == 0.0
