@@ -1,12 +1,12 @@
 """The part of `bench async` about learning: what staleness does to a policy, corrected and not.
 
-The quickstart three times with the same seed and 16 groups a step: synchronous; up to 8 updates
-stale, with the quickstart's objective, whose ratio is to the policy that sampled each token and is
-clipped; and as stale with a ratio to the policy of the step's beginning and nothing that weighs it
-against who sampled, as if the rollouts were new. `headrace check` refuses the last one unless it
-has weights, so the program takes them out afterwards. ``heldout_*`` are sampled pass@1 on held-out
-prompts after the last step, ``heldout_loss_*`` by how much they lie below the synchronous run,
-``staleness_mean_*`` how stale the tokens were that each run was trained on.
+The quickstart five times with the same seed and 16 groups a step: synchronous; up to 1, 4 and 8
+updates stale, with the quickstart's objective, whose ratio is to the policy that sampled each token
+and is clipped; and up to 8 updates stale with a ratio to the policy of the step's beginning and
+nothing that weighs it against who sampled, as if the rollouts were new. `headrace check` refuses
+that unless it has weights, so the program takes them out afterwards. ``heldout_*`` are sampled
+pass@1 on held-out prompts after the last step, ``heldout_loss_*`` by how much they lie below the
+synchronous run, ``staleness_mean_*`` how stale the tokens were that each run was trained on.
 """
 
 from __future__ import annotations
@@ -38,12 +38,19 @@ WORKLOAD = (
     "monitors.record=none",
     "monitors.console=false",
 )
-STALE = ("max_staleness=8", "generator.on_update=keep")
+STALEST = 8
+
+
+def stale(bound: int) -> Sequence[str]:
+    """Return the settings of an asynchronous run whose tokens are at most ``bound`` updates old."""
+    return (f"max_staleness={bound}", "generator.on_update=keep")
+
+
 RUNS: Mapping[str, Sequence[str]] = {
     "sync": (),
-    "corrected": STALE,
+    **{f"stale_{bound}": stale(bound) for bound in (1, 4, STALEST)},
     "uncorrected": (
-        *STALE,
+        *stale(STALEST),
         "objective.proximal=recompute",
         "objective.correction=tis",
         UNCORRECTED,
@@ -52,7 +59,7 @@ RUNS: Mapping[str, Sequence[str]] = {
 
 
 def measure(_peers: Peers, progress: Progress) -> Figures:
-    """Train the three and compare them."""
+    """Train them all and compare them."""
     runs: dict[str, RunHistory] = {}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         for name, settings in RUNS.items():

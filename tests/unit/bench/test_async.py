@@ -134,16 +134,16 @@ def test_a_loss_is_how_far_a_run_lies_below_the_synchronous_one() -> None:
         steps = [line(n, 1.0 * n, learner__staleness__mean=staleness) for n in range(3)]
         return history(steps, (line(3, 9.0, eval__sampled__pass_at_1=held_out),))
 
-    runs = {"sync": run(0.9, 0.0), "corrected": run(0.89, 7.0), "uncorrected": run(0.4, 7.5)}
+    runs = {"sync": run(0.9, 0.0), "stale_8": run(0.89, 7.0), "uncorrected": run(0.4, 7.5)}
     assert async_learning.figures(runs) == pytest.approx(
         {
             "heldout_sync": 0.9,
-            "heldout_corrected": 0.89,
+            "heldout_stale_8": 0.89,
             "heldout_uncorrected": 0.4,
-            "heldout_loss_corrected": 0.01,
+            "heldout_loss_stale_8": 0.01,
             "heldout_loss_uncorrected": 0.5,
             "staleness_mean_sync": 0.0,
-            "staleness_mean_corrected": 7.0,
+            "staleness_mean_stale_8": 7.0,
             "staleness_mean_uncorrected": 7.5,
         }
     )
