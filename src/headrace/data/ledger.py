@@ -91,10 +91,18 @@ class Ledger:
         """Take back what was settled after ``step`` and return how many pairs that were.
 
         A run killed at step 13 with its last checkpoint at 10 trains steps 11 to 13 again, from
-        the weights of step 10; what those steps settled is settled no more.
+        the weights of step 10; what those steps settled is settled no more. Raises RunError.
         """
-        with self._transaction():
-            return self._connection.execute("DELETE FROM settled WHERE step > ?", (step,)).rowcount
+        query = "DELETE FROM settled WHERE step > ?"
+        try:
+            with self._transaction():
+                return self._connection.execute(query, (step,)).rowcount
+        except sqlite3.Error as error:
+            msg = (
+                f"ledger {self._path}: what was settled after step {step} could not be taken back: "
+                f"{error}; make room on the disk, end what else has the file open, and --resume"
+            )
+            raise RunError(msg) from error
 
     def settled(self, epoch: int) -> frozenset[str]:
         """Return the ids of the prompts that ``epoch`` is done with, trained or dropped."""

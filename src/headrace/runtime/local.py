@@ -154,9 +154,11 @@ class LocalRun:
         if self.resume:
             run_files.check_same_run(self.output, config)
         else:
-            run_files.create(self.output, config)
+            run_files.make(self.output)
         async with AsyncExitStack() as stack:
             stack.enter_context(run_files.locked(self.output))
+            if not self.resume:
+                run_files.create(self.output, config)
             store, last = self._open_directory(num_steps)
             if self.is_restart and last is not None and self._had_ended(last, num_steps):
                 await asyncio.to_thread(_write_report, self.output)

@@ -31,6 +31,8 @@ from headrace.types import Prompt
 CONFIG_FILE = "config.json"
 LEDGER_FILE = "ledger.sqlite"
 LOCK_FILE = "lock"
+_OF_NOTHING = (LOCK_FILE, f".{CONFIG_FILE}.partial")
+"""All that a process leaves which is killed before its run has begun."""
 CHECKPOINT_DIRECTORY = "checkpoints"
 
 _FREE_KEYS = (
@@ -78,19 +80,34 @@ def _starting_files(config: RunConfig, model_directory: Path) -> list[Path]:
     return [path for directory in directories for path in sorted(directory.glob("*"))]
 
 
-def create(directory: Path, config: RunConfig) -> None:
+def make(directory: Path) -> None:
     """Make ``directory`` for a new run. Raises RunDirectoryError unless it is absent or empty."""
     if directory.exists() and not directory.is_dir():
         msg = f"output {directory} is a file; give a directory"
         raise RunDirectoryError(msg)
     try:
-        if directory.is_dir() and any(directory.iterdir()):
-            raise RunDirectoryError(_taken(directory))
+        _refuse_others(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         msg = f"output {directory} cannot be written: {error}"
         raise RunDirectoryError(msg) from error
+
+
+def create(directory: Path, config: RunConfig) -> None:
+    """Begin a new run in ``directory``, which was made and is locked.
+
+    Looks once more: another run may have begun, and even ended, before the lock was had. Raises
+    RunDirectoryError.
+    """
+    _refuse_others(directory)
     record(directory, config)
+
+
+def _refuse_others(directory: Path) -> None:
+    """Raise RunDirectoryError where something lies there. A lock that nobody holds is nothing."""
+    found = directory.iterdir() if directory.is_dir() else ()
+    if any(path.name not in _OF_NOTHING for path in found):
+        raise RunDirectoryError(_taken(directory))
 
 
 def resolved(

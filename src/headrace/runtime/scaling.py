@@ -29,7 +29,9 @@ _LOG = logging.getLogger(__name__)
 SOCKET_FILE = "control.sock"
 MAX_GENERATORS = 1024
 _MAX_LINE = 4096
-"""Bytes of a request or an answer."""
+"""Bytes of a request."""
+_MAX_ANSWER = 1 << 20
+"""Bytes of an answer, which may quote the last words of many processes."""
 _READ_SECONDS = 5.0
 """For a request to come whole, once somebody has connected."""
 _CREDENTIALS = struct.Struct("3i")
@@ -177,7 +179,7 @@ class _Desk:
             return {"refused": str(error)}
         except HeadraceError as error:
             return {"failed": str(error)}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return {"refused": f"not a request: {error}"}
         except TimeoutError:
             return {"refused": f"no request came within {_READ_SECONDS:g} s"}
@@ -224,8 +226,8 @@ def scale_run(directory: Path, wanted: Mapping[str, int], *, deadline_seconds: f
         msg = f"{directory} holds no run (no {CONFIG_FILE} in it); give the --output of one"
         raise RunDirectoryError(msg)
     with _connected(directory, deadline_seconds) as connection:
-        connection.sendall(json.dumps(dict(wanted)).encode() + b"\n")
-        answer = _received(connection, directory, deadline_seconds)
+        request = json.dumps(dict(wanted)).encode() + b"\n"
+        answer = _asked(connection, request, directory, deadline_seconds)
     if "refused" in answer:
         raise ConfigError(answer["refused"])
     if "failed" in answer:
@@ -248,12 +250,13 @@ def _connected(directory: Path, deadline_seconds: float) -> Iterator[socket.sock
         yield connection
 
 
-def _received(
-    connection: socket.socket, directory: Path, deadline_seconds: float
+def _asked(
+    connection: socket.socket, request: bytes, directory: Path, deadline_seconds: float
 ) -> dict[str, str]:
     try:
+        connection.sendall(request)
         with connection.makefile("rb") as stream:
-            line = stream.readline(_MAX_LINE)
+            line = stream.readline(_MAX_ANSWER)
     except TimeoutError as error:
         msg = (
             f"the run in {directory} did not answer within {deadline_seconds:g} s; what was asked "
@@ -262,7 +265,7 @@ def _received(
         raise RunError(msg) from error
     except ConnectionError:
         line = b""
-    if not line:
+    if not line.endswith(b"\n"):
         msg = f"the run in {directory} ended before it answered"
         raise RunError(msg)
     answer: dict[str, str] = json.loads(line)

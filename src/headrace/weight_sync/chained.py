@@ -22,7 +22,7 @@ from headrace.models.weight_layout import WeightLayout
 from headrace.types import WeightNotice, WeightPart, WeightUpdate
 from headrace.weight_sync import delta
 from headrace.weight_sync.blocks import Block, BlockHeader, Carrier, Fetcher
-from headrace.weight_sync.store import on_thread, whole_header
+from headrace.weight_sync.store import last_index, on_thread, whole_header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,17 @@ class ChainedStore:
         return await on_thread(self._compute, lambda: self._write(update, is_whole=is_whole))
 
     def release(self, policy_version: int) -> None:
-        """See `WeightStore`. A chain goes once a later whole version is behind everybody."""
-        while len(self._chains) > 1 and self._chains[1][0].policy_version <= policy_version:
+        """See `WeightStore`. A chain goes once a later whole version is behind everybody.
+
+        Later is what was written later: after a learner's restart versions go back.
+        """
+        since = last_index(
+            [any(part.policy_version == policy_version for part in c) for c in self._chains]
+        )
+        while len(self._chains) > 1 and (
+            since > 0 or self._chains[1][0].policy_version <= policy_version
+        ):
+            since -= 1
             for part in self._chains.pop(0):
                 self._carrier.drop(part)
 

@@ -55,6 +55,7 @@ class FileCarrier:
     """Absolute: readers are told of files in it."""
     _folder: _OwnFolder | None = None
     _held: set[str] = field(default_factory=set)
+    _num_written: int = 0
 
     @torch.no_grad()
     def put(self, header: BlockHeader, tensors: Mapping[str, Tensor]) -> WeightPart:
@@ -65,7 +66,11 @@ class FileCarrier:
             if self._folder is None:
                 self._folder = _OwnFolder(self.directory)
             folder = self._folder.path
-            path = folder / f"{header.policy_version}-{header.checksum:x}-{kind}{_SUFFIX}"
+            # Numbered: a version that is written again after a learner's restart is another file,
+            # and goes and stays by itself.
+            self._num_written += 1
+            name = f"{self._num_written}-{header.policy_version}-{header.checksum:x}-{kind}"
+            path = folder / f"{name}{_SUFFIX}"
             unfinished = path.with_suffix(_UNFINISHED)
             try:
                 _write(unfinished, header, tensors)

@@ -7,7 +7,7 @@ given, and a block is kept for as long as a notice of it may be opened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -44,11 +44,17 @@ class WholeStore:
         return self._carrier.put(header, update.tensors)
 
     def release(self, policy_version: int) -> None:
-        """See `WeightStore`."""
+        """See `WeightStore`. After a learner's restart versions go back, and order decides."""
+        since = last_index([p.policy_version == policy_version for p in self._parts])
+        kept = [
+            part
+            for index, part in enumerate(self._parts)
+            if part.policy_version >= policy_version and index >= since
+        ]
         for part in self._parts:
-            if part.policy_version < policy_version:
+            if part not in kept:
                 self._carrier.drop(part)
-        self._parts = [part for part in self._parts if part.policy_version >= policy_version]
+        self._parts = kept
 
     def close(self) -> None:
         """See `WeightStore`."""
@@ -88,6 +94,11 @@ class WholeReader:
     def close(self) -> None:
         """See `WeightReader`."""
         self._fetcher.close()
+
+
+def last_index(holds: Sequence[bool]) -> int:
+    """Return where ``holds`` is true for the last time; 0 where it never is."""
+    return max((index for index, is_held in enumerate(holds) if is_held), default=0)
 
 
 async def on_thread(compute: ComputeThread | None, work: Callable[[], T]) -> T:

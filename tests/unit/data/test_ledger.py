@@ -130,6 +130,15 @@ def test_a_full_disk_is_a_run_error_and_the_step_can_be_settled_later(path: Path
         assert ledger.counts().num_trained == 5001
 
 
+def test_a_rewind_that_the_disk_refuses_says_what_to_do(path: Path) -> None:
+    with Ledger(path) as ledger:
+        ledger.settle(1, ["0/a"], {})
+        ledger._connection.execute("PRAGMA query_only = 1")
+        with pytest.raises(RunError, match=r"after step 0 could not be taken back.*--resume"):
+            ledger.rewind(0)
+        assert ledger.settled(0) == {"a"}
+
+
 def test_another_thread_may_settle_and_closing_twice_is_fine(path: Path) -> None:
     ledger = Ledger(path)
     thread = threading.Thread(target=ledger.settle, args=(1, ["0/a"], {}))

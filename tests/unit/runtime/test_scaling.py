@@ -130,7 +130,8 @@ def test_what_goes_wrong_is_told_and_the_run_goes_on(
 @pytest.mark.parametrize(
     "line",
     [b"\n", b"{}\n", b"[]\n", b"nonsense\n", b'{"generators": "4"}\n', b'{"generators": 1.5}\n',
-     b'{"generators": true}\n', b"\xff\xfe\n", b'{"generators":' + b" " * 10000 + b"4}\n"],
+     b'{"generators": true}\n', b"\xff\xfe\n", b'{"generators":' + b" " * 10000 + b"4}\n",
+     b"[" * 4000 + b"\n"],
 )  # fmt: skip
 def test_nonsense_is_refused_and_reaches_nobody(run: Path, line: bytes) -> None:
     def send() -> bytes:
@@ -187,6 +188,25 @@ def test_a_run_that_ends_meanwhile_is_told(run: Path) -> None:
             await answer
 
     asyncio.run(main())
+
+
+def test_a_long_history_of_what_went_wrong_is_told_whole(run: Path) -> None:
+    async def work(asked: Asked) -> None:
+        asked.error = GeneratorFailure("last words " * 5000)
+        with pytest.raises(RunError) as failure:
+            await ask(run)
+        assert str(failure.value) == str(asked.error)
+
+    while_listening(run, work)
+
+
+def test_a_run_that_hangs_up_on_who_asks_is_told(run: Path) -> None:
+    with scaling._reachable(run) as path, scaling._bound(path) as bound:
+        bound.listen()
+        with scaling._connected(run, 60.0) as connection:
+            bound.close()
+            with pytest.raises(RunError, match="ended before it answered"):
+                scaling._asked(connection, b'{"generators": 2}\n', run, 60.0)
 
 
 def test_what_a_killed_run_left_is_in_nobodys_way(run: Path) -> None:

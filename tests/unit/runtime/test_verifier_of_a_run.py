@@ -33,6 +33,7 @@ def recipe(**options: object) -> RunConfig:
 def test_a_judge_may_move_between_a_run_and_its_resumption(
     changed: dict[str, object], tmp_path: Path
 ) -> None:
+    run_files.make(tmp_path / "run")
     run_files.create(tmp_path / "run", recipe())
     run_files.check_same_run(tmp_path / "run", recipe(**changed))
 
@@ -43,6 +44,7 @@ def test_a_judge_may_move_between_a_run_and_its_resumption(
 def test_a_judge_that_judges_otherwise_makes_another_run(
     changed: dict[str, object], tmp_path: Path
 ) -> None:
+    run_files.make(tmp_path / "run")
     run_files.create(tmp_path / "run", recipe())
     with pytest.raises(RunDirectoryError, match=r"verifier\.components\.style"):
         run_files.check_same_run(tmp_path / "run", recipe(**changed))

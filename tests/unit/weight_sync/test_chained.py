@@ -201,3 +201,24 @@ def test_old_chains_are_given_back(channel: WeightChannel, tmp_path: Path) -> No
     assert held() == 1
     channel.store.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_life_before_had_written_goes_and_takes_nothing_of_now_with_it(
+    channel: WeightChannel,
+) -> None:
+    """A learner that is started again publishes versions, whole ones among them, once more."""
+    for number in range(1, EVERY + 1):
+        write(channel, number)
+    # The first life ends within the publication of a whole version.
+    asyncio.run(channel.store.write(version(EVERY + 1)))
+    for first in (2, 3, 4):
+        for number in range(first, first + 2 * EVERY):
+            notice = write(channel, number)
+            read(channel, notice)
+            newcomer = pickle.loads(pickle.dumps(channel.reader))  # noqa: S301 - our own
+            newcomer._held = None  # it reads all that the notice names
+            with newcomer.open(notice) as found:
+                assert checksum(found.tensors.items()) == notice.checksum
+    carrier = channel.store._carrier  # type: ignore[attr-defined]
+    held = carrier._held if hasattr(carrier, "_held") else carrier._used
+    assert len(held) <= EVERY

@@ -59,6 +59,17 @@ def test_a_file_stays_until_it_is_released_and_for_who_has_it_open(
         pass
 
 
+def test_files_of_a_life_that_was_taken_back_go_and_none_of_now_goes_with_them(
+    channel: WeightChannel, tmp_path: Path
+) -> None:
+    for version in (3, 4, 5, 3, 4, 5, 3):  # a learner that died twice after version 5
+        notice = write(channel, version)
+        channel.store.release(version)
+        assert len(list(tmp_path.glob("*/*.weights"))) == 1
+        with channel.reader.open(notice) as found:
+            assert checksum(found.tensors.items()) == update(version).checksum
+
+
 def test_a_reader_waits_for_a_file_that_does_not_show_yet(tmp_path: Path) -> None:
     channel = channel_in(tmp_path)
     notice = write(channel, 1)
