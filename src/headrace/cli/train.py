@@ -124,6 +124,7 @@ def _places(
     runtime: RuntimeName, prepared: PreparedRun, address: str | None, nodes: int | None
 ) -> Iterator[Places]:
     from headrace.errors import ClusterError
+    from headrace.runtime.generator_room import require_room
     from headrace.runtime.places import LocalPlaces
 
     match runtime:
@@ -132,6 +133,7 @@ def _places(
                 if value is not None:
                     msg = f"{option} {value}: is of a Ray cluster; add --runtime ray"
                     raise ClusterError(msg)
+            require_room(prepared.config, prepared.model)
             yield LocalPlaces()
         case RuntimeName.RAY:
             from headrace.runtime.ray.begin import places_on_ray

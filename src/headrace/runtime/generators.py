@@ -95,8 +95,13 @@ class RunGenerator:
         return Hosted(generator=build_generator(self.config, model, compute), weights=self.reader)
 
 
-def build_pool(config: RunConfig, launch: Launch, channel: WeightChannel) -> GeneratorPool:
-    """Return the pool of a run, whose members ``launch`` starts with the first weights."""
+def build_pool(
+    config: RunConfig, launch: Launch, channel: WeightChannel, *, member_bytes: int = 0
+) -> GeneratorPool:
+    """Return the pool of a run, whose members ``launch`` starts with the first weights.
+
+    ``member_bytes``: see `PoolSettings`.
+    """
     placement = config.placement
     settings = PoolSettings(
         num_members=placement.num_generators,
@@ -105,6 +110,7 @@ def build_pool(config: RunConfig, launch: Launch, channel: WeightChannel) -> Gen
         hang_seconds=placement.hang_seconds,
         max_restarts=placement.max_restarts,
         backoff_seconds=placement.backoff_seconds,
+        member_bytes=member_bytes,
     )
     return GeneratorPool(launch, settings, channel.store)
 

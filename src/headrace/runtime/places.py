@@ -12,6 +12,7 @@ from headrace.config import RunConfig
 from headrace.generators.pool import ChildLauncher
 from headrace.roles import Verifier
 from headrace.runtime.cores import threads_of_each
+from headrace.runtime.generator_room import bytes_of_each
 from headrace.runtime.generators import (
     RunGenerator,
     build_generator,
@@ -78,7 +79,8 @@ class LocalPlaces:
             reader=channel.reader,
         )
         deadline = config.placement.start_deadline_seconds
-        return build_pool(config, ChildLauncher(spec, deadline_seconds=deadline), channel)
+        launcher = ChildLauncher(spec, deadline_seconds=deadline)
+        return build_pool(config, launcher, channel, member_bytes=bytes_of_each(config, model))
 
     def verifier(self, config: RunConfig) -> Verifier:
         """See `Places`."""

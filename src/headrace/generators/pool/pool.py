@@ -13,11 +13,12 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 
-from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
+from headrace.errors import ConfigError, GeneratorFailure, HeadraceError, WeightSyncError
 from headrace.generators.pool.merging import over_members, over_time
 from headrace.generators.pool.proxy import GeneratorProxy, Launch, MemberLostError
 from headrace.generators.pool.roster import PoolSettings, Roster, RosterEvents
 from headrace.generators.pool.workload import WorkCounts, Workload
+from headrace.host import memory_shortage
 from headrace.roles import WeightStore
 from headrace.types import GenerationRequest, RolloutGroup, WeightNotice, WeightUpdate
 
@@ -47,6 +48,8 @@ class GeneratorPool:
         """Counts notices, whose versions may repeat or, after a learner's restart, go back."""
         self._is_paused = False
         self._changing = asyncio.Lock()
+        """Of weights, and of which members there are."""
+        self._resizing = asyncio.Lock()
         self._metrics_since = time.monotonic()
 
     @property
@@ -120,19 +123,23 @@ class GeneratorPool:
         """Have so many members; return once those that came take work and those that went are gone.
 
         Groups of a member that goes are taken back unfinished and go on at the others. Raises
-        GeneratorFailure where a new one does not join; then those that did stay.
+        GeneratorFailure where a new one does not join; then those that did stay. Raises
+        ConfigError, with nothing changed, where there is no memory for so many.
         """
-        async with self._changing:
-            self._require_open()
-            self._wanted = num_members
-            if not self._roster.members:
-                return
-            for member in [member for member in self._roster.members if member.is_over]:
-                await self._roster.remove(member)
-            surplus = len(self._roster.members) - num_members
-            if surplus > 0:
-                await self._shrink(surplus)
-            else:
+        async with self._resizing:
+            async with self._changing:
+                self._require_open()
+                self._require_memory(num_members)
+                self._wanted = num_members
+                if not self._roster.members:
+                    return
+                for member in [member for member in self._roster.members if member.is_over]:
+                    await self._roster.remove(member)
+                surplus = len(self._roster.members) - num_members
+                if surplus > 0:
+                    await self._shrink(surplus)
+            # Weights do not wait for members that start: whoever joins loads those of then.
+            if surplus < 0:
                 await self._grow(-surplus)
 
     def metrics(self) -> Mapping[str, float]:
@@ -203,12 +210,19 @@ class GeneratorPool:
         await self._roster.until(
             lambda: self._has_failed or all(m.is_serving or m.is_over for m in added)
         )
+        self._require_open()
         failed = [member for member in added if member.is_over]
         for member in failed:
             await self._roster.remove(member)
         if failed:
             msg = f"{len(failed)} of {count} new generators did not join; {self._roster.history()}"
             raise GeneratorFailure(msg)
+
+    def _require_memory(self, num_members: int) -> None:
+        more = num_members - len(self._roster.members)
+        if problem := memory_shortage(more, self._settings.member_bytes):
+            msg = f"{more} more generators: {problem}"
+            raise ConfigError(msg)
 
     @property
     def _has_failed(self) -> bool:

@@ -58,6 +58,8 @@ class PoolSettings:
     """Starts of a member after the first, without a group of it between them."""
     backoff_seconds: float = 1.0
     """Before the first of these; doubled with each."""
+    member_bytes: int = 0
+    """Of this machine's memory that one takes at least; 0 where they are elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

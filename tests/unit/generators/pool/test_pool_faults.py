@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_lab import notice, request, sampled
 
-from headrace.errors import GeneratorFailure
+from headrace.errors import ConfigError, GeneratorFailure
 from headrace.generators.pool.pool import GeneratorPool
 from headrace.generators.pool.proxy import Delivery
 
@@ -417,6 +417,71 @@ def test_a_new_member_that_does_not_join_is_told_and_the_pool_is_as_before() -> 
         assert set(await collect(pool, [request("a")])) == {"a"}
 
     lab.run(work, num_members=1, max_restarts=1)
+
+
+def test_more_members_than_memory_holds_are_refused_before_one_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.host.available_memory", lambda: 5 * 2**30)
+    lab = PoolLab()
+
+    async def work(pool: GeneratorPool) -> None:
+        await pool.update_from(notice(1))
+        with pytest.raises(
+            ConfigError, match=r"999 more generators: .*5\.0 GiB are free; .* 5 fit"
+        ):
+            await pool.resize(1000)
+        assert len(pool._roster.members) == 1
+        await pool.resize(3)
+        assert pool.num_members == 3
+
+    lab.run(work, num_members=1, member_bytes=2**30)
+
+
+class SlowLab(PoolLab):
+    """Members after the first start when they are let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_start = asyncio.Event()
+
+    async def __call__(self, *, member: int, incarnation: int) -> FakeProxy:
+        if member:
+            await self.may_start.wait()
+        return await super().__call__(member=member, incarnation=incarnation)
+
+
+def test_weights_and_groups_do_not_wait_for_a_member_that_is_slow_to_start() -> None:
+    lab = SlowLab()
+
+    async def work(pool: GeneratorPool) -> None:
+        await pool.update_from(notice(1))
+        growing = asyncio.ensure_future(pool.resize(2))
+        await until(lambda: len(pool._roster.members) == 2)
+        await asyncio.wait_for(pool.update_from(notice(2)), 20.0)
+        assert (await collect(pool, [request("a")]))["a"].oldest_version == 2
+        shrinking = asyncio.ensure_future(pool.resize(1))
+        assert not growing.done()
+        lab.may_start.set()
+        await growing
+        assert lab.of(1).generator.version == 2
+        await shrinking
+        assert pool.num_members == 1
+
+    lab.run(work, num_members=1)
+
+
+def test_a_pool_may_be_closed_while_it_grows() -> None:
+    lab = SlowLab()
+    growing: list[asyncio.Future[None]] = []
+
+    async def work(pool: GeneratorPool) -> None:
+        await pool.update_from(notice(1))
+        growing.append(asyncio.ensure_future(pool.resize(3)))
+        await until(lambda: len(pool._roster.members) == 3)
+
+    lab.run(work, num_members=1)
+    assert isinstance(growing[0].exception(), GeneratorFailure)
 
 
 def test_a_member_that_was_given_up_is_replaced_when_the_pool_is_resized() -> None:
