@@ -105,7 +105,7 @@ class JudgeServer:
         self.script = lambda _asked, number: replies[min(number, len(replies) - 1)]
 
     def wait_for_a_question(self) -> None:
-        assert self._was_asked.wait(20)
+        assert self._was_asked.wait(120)
 
     def close(self) -> None:
         self._ended.set()

@@ -17,7 +17,7 @@ from headrace.verifiers.sandbox.execution import Ending, Limits, Tier
 from headrace.verifiers.sandbox.pool import SandboxPool
 from headrace.verifiers.sandbox.watch import descendants
 
-_DEADLINE_SECONDS = 30.0
+_DEADLINE_SECONDS = 120.0
 
 _EVERY_SIGNAL = """
 import ctypes, os, signal

@@ -14,7 +14,7 @@ from headrace.verifiers.sandbox.execution import Ending, Execution, Tier
 from headrace.verifiers.sandbox.pool import SandboxPool
 from headrace.verifiers.sandbox.watch import descendants
 
-LIMITS = replace(QUICK, disk_mib=8, cpu_seconds=10.0)
+LIMITS = replace(QUICK, disk_mib=8, cpu_seconds=10.0, wall_seconds=100.0)
 MIB = 1 << 20
 
 _HOLDS_PROCESSES = """
@@ -41,7 +41,7 @@ for number in range({count}):
     file = open(str(number), "wb", 0)
     file.write(bytes({size}))
     {after}
-time.sleep(1)
+time.sleep({seconds})
 print("done")
 """
 
@@ -64,7 +64,7 @@ def test_the_processes_of_one_program_are_not_another_ones(tier: Tier) -> None:
         # Both cells start now: what runs by then is no neighbour that comes later.
         await asyncio.gather(*(pool.run(job("import time; time.sleep(0.3)")) for _ in range(2)))
         holder = asyncio.create_task(pool.run(job(_HOLDS_PROCESSES, limits=asked)))
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 90.0
         while max([len(list(descendants(pid))) for pid in pool.process_ids], default=0) < 15:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
@@ -98,7 +98,9 @@ def test_all_files_of_a_program_together_are_bounded(
         pytest.skip("who has a file open may be asked by root alone")
     pool = pool_of(Tier.LOCK)
     try:
-        source = _WRITES.format(count=count, size=size, after=after)
+        # Long enough to be looked at; what is forbidden ends as soon as it is seen.
+        seconds = 1 if ending is Ending.EXITED else 60
+        source = _WRITES.format(count=count, size=size, after=after, seconds=seconds)
         assert run(pool, job(source, limits=LIMITS)).ending is ending
         assert run(pool, "import os; print(os.listdir('.'))").stdout == b"[]\n"
     finally:

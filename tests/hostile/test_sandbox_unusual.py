@@ -113,7 +113,7 @@ def test_a_failure_nobody_foresaw_is_told_and_the_next_job_runs(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(Cell, "run", fail)
-            found = asyncio.run(asyncio.wait_for(pool.run(job("print(1)")), 30))
+            found = asyncio.run(asyncio.wait_for(pool.run(job("print(1)")), 120))
         assert found.ending is Ending.INFRA
         assert "Too many open files" in found.detail
         assert run(pool, "print(2)").stdout == b"2\n"

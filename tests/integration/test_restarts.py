@@ -38,7 +38,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def assert_all_end(processes: list[psutil.Process]) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while not all(map(has_ended, processes)):
         assert time.monotonic() < deadline, f"still there: {processes}"
         time.sleep(0.02)

@@ -37,7 +37,7 @@ from headrace.types import (
     WeightUpdate,
 )
 
-HANG_SECONDS = 20.0
+HANG_SECONDS = 120.0
 Journal = list[tuple[str, Any]]
 Rewards = Callable[[RolloutGroup], Sequence[float | None]]
 
@@ -406,16 +406,3 @@ def evaluation_plan(
         pass_at_k=(1, 4),
         interleaved=interleaved,
     )
-
-
-@dataclass
-class LoopLag:
-    """Measures by how much the event loop is late: seconds, the longest."""
-
-    longest: float = 0.0
-
-    async def measure(self, every: float = 0.005) -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(every)
-            self.longest = max(self.longest, time.monotonic() - before - every)

@@ -18,7 +18,7 @@ from headrace.buffer.order import Order, StrictOrder, WindowedOrder
 from headrace.errors import RunError
 from headrace.types import Late, Prompt, Rollout, RolloutGroup, SamplingParams, VersionSpan
 
-HANG_SECONDS = 5.0
+HANG_SECONDS = 60.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

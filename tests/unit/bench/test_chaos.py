@@ -81,7 +81,7 @@ def test_what_is_left_behind_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']).wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as root:
         processes = Processes(root.pid)
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + 60.0
         while not processes._started:
             processes.look()
             assert time.monotonic() < deadline

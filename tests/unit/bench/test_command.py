@@ -62,12 +62,21 @@ def test_a_process_ends_when_its_reader_fails(program: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_running_process_is_looked_at_many_times(program: Path) -> None:
-    program.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(0.5)")
+    seen = program.with_name("seen")
+    program.write_text(
+        "import os, pathlib, time\nprint(os.getpid(), flush=True)\n"
+        f"while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.01)"
+    )
     lines: list[str] = []
     process_ids: list[int] = []
-    run_module("program", [], progress=lines.append, on_tick=process_ids.append)
+
+    def look(process_id: int) -> None:
+        process_ids.append(process_id)
+        if len(process_ids) > 3:
+            seen.touch()
+
+    run_module("program", [], progress=lines.append, on_tick=look)
     assert set(process_ids) == {int(lines[0])}
-    assert len(process_ids) > 3
 
 
 def test_the_clock_of_a_process_is_not_its_progress(program: Path) -> None:

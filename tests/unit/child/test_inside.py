@@ -47,7 +47,7 @@ def ended_with_its_parent(seconds_of_imports: str) -> bool:
         parent.kill()
         parent.wait()
     try:
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + 60.0
         while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
             if time.monotonic() > deadline:
                 return False

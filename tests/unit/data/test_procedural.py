@@ -175,11 +175,12 @@ def test_a_task_that_ends_its_process_or_hangs_is_an_error_and_no_wait(
     )
     (package / "__init__.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("headrace.data.procedural._ROW_SECONDS", 1)
 
     with pytest.raises(DataError, match=r"task dies, row 1: .*exit status 3.*out of wool"):
         list(read_task(source(task="dies", size=1, options={})))
-    with pytest.raises(DataError, match=r"task hangs, row 1: .*longer than 1 s"):
-        list(read_task(source(task="hangs", size=1, options={})))
     (row,) = read_task(source(task="prints", size=1, options={}))
     assert row.values == {"question": "q", "answer": "a", "metadata": {"('x', 1)": [2]}}
+    # Of this one alone: on a busy machine the others are late as well.
+    monkeypatch.setattr("headrace.data.procedural._ROW_SECONDS", 1)
+    with pytest.raises(DataError, match=r"task hangs, row 1: .*longer than 1 s"):
+        list(read_task(source(task="hangs", size=1, options={})))

@@ -1,6 +1,8 @@
 import asyncio
 import math
+import threading
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -86,17 +88,22 @@ def test_a_pattern_that_never_ends_pays_nothing_and_blocks_nobody(
     config = FormatConfig(kind="format", pattern=r"(a|aa)+(b|bb)*(a|aa)+$")
     component = FormatComponent(config)
 
-    async def beside() -> tuple[Score, int]:
-        task = asyncio.create_task(component.score(PROMPT, "a" * 60 + "c"))
-        turns = 0
-        while not task.done():
-            await asyncio.sleep(0.005)
-            turns += 1
-        return await task, turns
+    matched_on: list[int] = []
+    pattern = component._pattern
 
-    score, turns = asyncio.run(beside())
+    class Noted:
+        """Remembers the thread that waits for the match."""
+
+        def fullmatch(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - regex's
+            matched_on.append(threading.get_ident())
+            assert options["concurrent"], "or it would hold every thread up"
+            return pattern.fullmatch(*arguments, **options)
+
+    monkeypatch.setattr(component, "_pattern", Noted())
+    score = asyncio.run(component.score(PROMPT, "a" * 60 + "c"))
     assert (score.outcome, score.reward) == (Outcome.TIMEOUT_WALL, 0.0)
-    assert turns > 3
+    (thread,) = matched_on
+    assert thread != threading.get_ident()
 
 
 def refused(**component: object) -> str:

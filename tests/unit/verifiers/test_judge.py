@@ -2,6 +2,7 @@ import asyncio
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -342,16 +343,23 @@ def test_a_strange_wait_is_not_believed(server: JudgeServer) -> None:
 
 def test_a_slow_vote_costs_its_deadline_and_its_place_alone(server: JudgeServer) -> None:
     server.script = lambda asked, _: Said(seconds=60) if "slow" in asked.user else graded(1)
-    component = judge(server, timeout_seconds=0.4, max_concurrent=2, max_retries=0)
+    component = judge(server, timeout_seconds=4.0, max_concurrent=2, max_retries=0)
     slow, *others = score(component, "slow", *["5"] * 12)
     assert (slow.reward, slow.outcome) == (None, Outcome.TIMEOUT_WALL)
-    assert "no answer within 0.4 s" in slow.detail
+    assert "no answer within 4 s" in slow.detail
     assert [found.reward for found in others] == [1.0] * 12
     assert server.most_open <= 2
 
 
 def test_no_more_questions_are_open_than_allowed(server: JudgeServer) -> None:
-    server.script = lambda _asked, _: Said(content=graded(1).content, seconds=0.02)
+    together = threading.Barrier(3)
+
+    def meet(_asked: Asked, number: int) -> Said:
+        if number < 3:
+            together.wait(120)
+        return graded(1)
+
+    server.script = meet
     component = judge(server, max_concurrent=3)
     assert all(found.reward == 1.0 for found in score(component, *["5"] * 20))
     assert server.most_open == 3
@@ -366,7 +374,7 @@ def test_votes_that_can_change_nothing_are_cancelled(server: JudgeServer) -> Non
     start = time.monotonic()
     (found,) = score(component, "5")
     assert found.reward == 1.0
-    assert time.monotonic() - start < 30  # a hang guard: the third vote is never waited for
+    assert time.monotonic() - start < 55  # a hang guard: the third vote is never waited for
     assert component.slots.read().num_cancelled == 1
 
 

@@ -75,7 +75,7 @@ def test_a_job_that_is_cancelled_frees_its_place_and_is_counted_apart() -> None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        async with asyncio.timeout(10), slots.taken():
+        async with asyncio.timeout(60), slots.taken():
             pass
 
     asyncio.run(run())

@@ -23,7 +23,7 @@ from headrace.generators.pool.proxy import (
 from headrace.generators.pool.roster import PoolSettings
 from headrace.types import GenerationRequest, RolloutGroup
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 class FakeProxy:

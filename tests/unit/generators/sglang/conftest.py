@@ -24,7 +24,7 @@ from headrace.types import (
     WeightUpdate,
 )
 
-HANG_SECONDS = 60
+HANG_SECONDS = 240
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -19,7 +19,7 @@ from headrace.verifiers.remote.server import Gate
 from headrace.verifiers.remote.serving import ServeOptions, server_config
 from headrace.verifiers.remote.wire import ALIVE_PATH, METRICS_PATH, RUN_PATH
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 120.0
 TOKEN = "0123456789abcdef"
 HEAD = f"GET {ALIVE_PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 

@@ -19,7 +19,7 @@ def run(work: Callable[[JobDesk, FakeExecutor], Awaitable[None]], **limits: Any)
     async def main() -> None:
         executor = FakeExecutor()
         desk = JobDesk(executor, Tier.CELL, DeskLimits(**{"num_slots": 2, **limits}))
-        await asyncio.wait_for(work(desk, executor), 20.0)
+        await asyncio.wait_for(work(desk, executor), 120.0)
         await desk.close()
         assert executor.num_running == 0
         assert not desk._open

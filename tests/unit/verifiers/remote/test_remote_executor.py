@@ -36,7 +36,7 @@ from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Limits,
 
 NOBODY = "http://127.0.0.1:9"
 """The discard port: nothing answers there."""
-HANG_SECONDS = 30.0
+HANG_SECONDS = 120.0
 BRIEF = Limits(wall_seconds=0.2, output_bytes=1000)
 
 

@@ -64,7 +64,7 @@ def visit(
             serving(executor, gate=gate, **limits) as (url, desk),
             httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False) as http,
         ):
-            await asyncio.wait_for(work(Visit(executor, desk, http, url)), 20.0)
+            await asyncio.wait_for(work(Visit(executor, desk, http, url)), 120.0)
         assert executor.num_running == 0
 
     asyncio.run(main())
