@@ -1,15 +1,18 @@
 """The controller: the loops of a run. Knows roles and records, no torch, no runtime.
 
     Waves.run        draws, generates, scores and delivers groups; see `waves`
-    _learn_loop      waits for a batch (unblocked by a delivered group); step, publish, settle,
-                     evaluate, checkpoint, release. The only loop that may end the run
+    _learn_loop      waits for a batch (unblocked by a delivered group); step, begin to publish,
+                     settle, evaluate, checkpoint. The only loop that may end the run
+    _release         waits for a publication (unblocked by the generators); frees the step's slots
     evaluate         measures held-out prompts beside training, if it is to; see `held_out`
     _watch           says what is being waited for when nothing has moved for a while
     LoopLag.measure  sleeps, and notes how late it wakes
 
-Owns invariant 9, and the order that makes 7 hold: weights are published before slots are freed, so
-that a group admitted afterwards is born fresh, and a step is on record before a checkpoint holds
-it. Whatever fails first is raised as it is, everything else having been cancelled.
+Owns invariant 9, and the order that makes 1 and 7 hold: weights are published before slots are
+freed, so that a group admitted afterwards is born fresh, and a step is on record before a
+checkpoint holds it. Where there are slots for several batches the next step is made while weights
+are on their way (`publishing`). Whatever fails first is raised as it is, everything else having
+been cancelled, and what is on its way having come to its end.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from headrace.dropped import DroppedGroups
 from headrace.errors import AlarmError, NoSignalError, RunError
 from headrace.held_out import Evaluated, EvaluationPlan, InterleavedEvaluation, evaluate
 from headrace.monitors import Alarms, LoopLag, rollout_metrics
+from headrace.publishing import Publication, Publishing
 from headrace.roles import Learner, Monitor, Verifier, WeightSync
 from headrace.types import (
     GenerationRequest,
@@ -105,6 +109,9 @@ class Controller:
             tell=lambda step: self._event("checkpoint", f"checkpoint written at step {step}"),
         )
         self._settling = Settling(parts.ledger)
+        # With one batch of slots the next batch needs the new weights: there is nothing to overlap.
+        self._is_overlapping = parts.buffer.num_batches > 1
+        self._publishing = Publishing(parts.weight_sync, is_beside=self._is_overlapping)
         self._interleaved = InterleavedEvaluation()
         # A resumed run has the evaluation of its checkpoint's step on record, if one was due.
         resumed_at_one = plan.start_step > 0 and plan.start_step % self._evaluation_every == 0
@@ -127,7 +134,7 @@ class Controller:
         )
         self._lag = LoopLag()
         self._learner_since: float | None = None
-        """When the update or publication that is under way began."""
+        """When the update that is under way began, or the copy of its weights."""
 
     def request_stop(self) -> None:
         """End after the step in progress, with a checkpoint."""
@@ -138,8 +145,17 @@ class Controller:
 
         Raises the first cause of a failure as it is, a fault of ours included.
         """
+        try:
+            return await self._run()
+        finally:
+            # Generators live on where a learner is started again: none is left half told.
+            await self._publishing.settle()
+
+    async def _run(self) -> RunOutcome:
         # Before the first rollout: a broken path fails here, and a resumed run starts fresh.
-        await self._parts.weight_sync.publish(self._policy_version)
+        await self._publishing.begin(self._policy_version)
+        await self._publishing.finish()
+        self._publishing.take_seconds()
         if self._plan.start_step == 0:
             await self._evaluate()
         try:
@@ -178,8 +194,7 @@ class Controller:
         num_held = 0
         while self._step_done < self._plan.num_steps and not self._stop_requested:
             self._waves.begin_step()
-            # What is admitted after this line is generated with the published weights.
-            await self._parts.buffer.release(num_held)
+            await self._free_slots(num_held, tasks)
             groups = await self._parts.buffer.take_batch(lambda: self._policy_version)
             if not groups:
                 await self._prompts_are_exhausted()
@@ -194,6 +209,22 @@ class Controller:
                 await self._checkpoint()
         await self._checkpoint()
         await self._checkpoints.finish()
+        await self._publishing.finish()
+
+    async def _free_slots(self, count: int, tasks: asyncio.TaskGroup) -> None:
+        """Have the slots of the last step free once its weights are with every generator."""
+        release = self._release(self._publishing.last, count)
+        if self._is_overlapping:
+            tasks.create_task(release, name="release")
+        else:
+            await release
+
+    async def _release(self, publication: Publication | None, count: int) -> None:
+        """Waits for ``publication``; unblocked by the generators. Raises what came of it."""
+        if publication is not None:
+            await publication.over()
+        # What is admitted after this line is generated with the published weights.
+        await self._parts.buffer.release(count)
 
     async def _prompts_are_exhausted(self) -> None:
         """End sooner than planned, which dropped groups lead to.
@@ -226,7 +257,7 @@ class Controller:
         return self._step_done % every == 0 or self._is_last
 
     async def _train(self, groups: Sequence[RolloutGroup]) -> None:
-        """One step: update, publish, settle, tell."""
+        """One step: update, begin to publish, settle, tell."""
         learning = self._learner_since = time.monotonic()
         try:
             result = await self._parts.learner.step(groups)
@@ -235,7 +266,7 @@ class Controller:
             raise
         publishing = time.monotonic()
         if result.num_updates:
-            await self._parts.weight_sync.publish(result.policy_version)
+            await self._publishing.begin(result.policy_version)
         ended = time.monotonic()
         self._learner_since = None
         staleness = staleness_metrics(groups, self._policy_version, result.num_updates)
@@ -249,7 +280,8 @@ class Controller:
             "score": self._waves.score_seconds(),
             "wait": self._waves.times.wait_seconds,
             "update": publishing - learning,
-            "publish": ended - publishing,
+            "publish": self._publishing.take_seconds(),
+            "publish_wait": ended - publishing,
             "step": ended - self._waves.times.began_at,
         }
         counts = {
@@ -319,14 +351,16 @@ class Controller:
         self._take_evaluation(evaluated)
 
     async def _evaluated(self, plan: EvaluationPlan) -> Evaluated:
-        parts = self._parts
+        parts, step, version = self._parts, self._step_done, self._policy_version
+        # By these weights or newer ones; what is beside training does not wait here.
+        await self._publishing.finish()
         return await evaluate(
             plan,
             parts.generator,
             parts.verifier,
             self._plan.seed,
-            step=self._step_done,
-            policy_version=self._policy_version,
+            step=step,
+            policy_version=version,
             portion=self._plan.groups_per_step if plan.interleaved else None,
         )
 
@@ -395,6 +429,13 @@ class Controller:
                     "waiting",
                     f"the learner has been at step {self._step_done + 1} for "
                     f"{now - self._learner_since:.0f} s",
+                )
+            last = self._publishing.last
+            if last and not last.is_over and now - last.began >= self._watch_seconds:
+                self._event(
+                    "waiting",
+                    f"weights of version {last.policy_version} have been on their way for "
+                    f"{now - last.began:.0f} s",
                 )
 
     def _event(self, kind: str, message: str) -> None:

@@ -134,8 +134,13 @@ class Learner(Protocol):
 class WeightSync(Protocol):
     """Brings the learner's weights to every generator."""
 
-    async def publish(self, policy_version: int) -> None:
-        """Return once every generator samples from ``policy_version``. Raises WeightSyncError."""
+    async def publish(self, policy_version: int) -> Awaitable[None]:
+        """Take the weights as they are, which must be of ``policy_version``.
+
+        From then on the learner may step: nothing that it changes is read any more. What is
+        returned is to be awaited, and ends once every generator samples from that version; no other
+        publication may begin before. Both raise WeightSyncError.
+        """
         ...
 
 
@@ -156,9 +161,10 @@ class WeightStore(Protocol):
     async def write(self, update: WeightUpdate, *, is_whole: bool = False) -> WeightNotice:
         """Write ``update`` where readers find it; its tensors may change once this returns.
 
-        ``is_whole``: do not rest on earlier versions, because some reader lost them. The last two
-        notices can be opened, and older ones until they are released. Raises WeightSyncError,
-        which names the place, where there is no room.
+        ``is_whole``: do not rest on earlier versions, because some reader lost them; so the last
+        version may be asked for again, whose tensors may have changed since. The last two notices
+        can be opened, and older ones until they are released. Raises WeightSyncError, which names
+        the place, where there is no room.
         """
         ...
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,22 @@ class FakeWeightSync:
 
     journal: Journal
     generator: FakeGenerator
+    copy_seconds: float = 0.0
+    """In which the learner must not step."""
+    seconds: Callable[[int], float] = lambda _: 0.0
+    """Beside the next step, by version."""
+    failure: Exception | None = None
+    fail_at: int = 1
 
-    async def publish(self, policy_version: int) -> None:
+    async def publish(self, policy_version: int) -> Awaitable[None]:
+        await asyncio.sleep(self.copy_seconds)
+        self.journal.append(("copy", policy_version))
+        return self._bring(policy_version)
+
+    async def _bring(self, policy_version: int) -> None:
+        await asyncio.sleep(self.seconds(policy_version))
+        if self.failure is not None and policy_version == self.fail_at:
+            raise self.failure
         update = WeightUpdate(policy_version=policy_version, tensors={}, checksum=0)
         await self.generator.update_weights(update)
         self.journal.append(("publish", policy_version))
@@ -328,6 +342,7 @@ class World:
         self.generator = FakeGenerator(self.journal)
         self.verifier = FakeVerifier()
         self.learner = FakeLearner(self.journal, version=self.start_version)
+        self.weight_sync = FakeWeightSync(self.journal, self.generator)
         self.monitor = FakeMonitor()
         self.checkpoints = FakeCheckpoints(self.journal)
         self.ledger = JournalLedger(self.journal)
@@ -355,7 +370,7 @@ class World:
             generator=self.generator,
             verifier=self.verifier,
             learner=self.learner,
-            weight_sync=FakeWeightSync(self.journal, self.generator),
+            weight_sync=replace(self.weight_sync, generator=self.generator),
             monitor=self.monitor,
             buffer=self.buffer,
             stream=PromptStream(

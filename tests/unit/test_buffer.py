@@ -45,7 +45,9 @@ def group(name: int, version: int) -> RolloutGroup:
 
 @dataclass(slots=True)
 class Schedule:
-    """One side reserves and delivers in any order, the other trains; every choice is random."""
+    """One side reserves and delivers in any order, the other trains and publishes beside its next
+    step; every choice is random.
+    """
 
     buffer: RolloutBuffer
     groups_per_step: int
@@ -53,6 +55,9 @@ class Schedule:
     num_prompts: int
     rng: random.Random
     policy_version: int = 0
+    published: int = 0
+    """What a group that is admitted now is sampled with."""
+    publication: asyncio.Task[None] | None = None
     num_drawn: int = 0
     pending: dict[Ticket, RolloutGroup] = field(default_factory=dict)
     turn: int = 0
@@ -77,7 +82,7 @@ class Schedule:
             await self.buffer.drop(ticket)
             return
         # The stalest a group can be: all of it sampled the moment its slot was reserved.
-        made = group(self.num_drawn, self.policy_version)
+        made = group(self.num_drawn, self.published)
         self.num_drawn += 1
         self.admitted[made.group_id] = ticket
         self.pending[ticket] = made
@@ -96,7 +101,7 @@ class Schedule:
                 if self.rng.random() < 0.5:
                     break
 
-    async def learn(self) -> None:
+    async def learn(self, tasks: asyncio.TaskGroup) -> None:
         while batch := await self.buffer.take_batch(lambda: self.policy_version):
             self.taken.append(batch)
             late = self.buffer.take_late()
@@ -108,16 +113,53 @@ class Schedule:
             updates = self.rng.randint(0, self.updates_per_step)
             oldest = min(made.oldest_version or 0 for made in batch)
             self.staleness.append(self.policy_version + max(updates - 1, 0) - oldest)
-            await asyncio.sleep(0)
+            await self.turns()
             self.policy_version += updates
-            await self.buffer.release(len(batch))
+            if updates:
+                await self.publish(tasks)
+            tasks.create_task(self.release(self.publication, len(batch)))
+        if self.publication is not None:
+            await self.publication
+
+    async def publish(self, tasks: asyncio.TaskGroup) -> None:
+        if self.publication is not None:
+            await self.publication
+        self.publication = tasks.create_task(self.bring(self.policy_version))
+
+    async def bring(self, version: int) -> None:
+        await self.turns()
+        self.published = version
+
+    async def release(self, publication: asyncio.Task[None] | None, count: int) -> None:
+        if publication is not None:
+            await asyncio.shield(publication)
+        await self.buffer.release(count)
+
+    async def turns(self) -> None:
+        for _ in range(self.rng.choice([1, 1, 2, 5, 40])):
+            await asyncio.sleep(0)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.generate())
             delivering = tasks.create_task(self.deliver())
-            await self.learn()
+            await self.learn(tasks)
             delivering.cancel()
+
+
+class HastySchedule(Schedule):
+    """The planted fault: slots are free before the weights of their step are published."""
+
+    async def release(self, publication: asyncio.Task[None] | None, count: int) -> None:
+        del publication
+        await super().release(None, count)
+
+
+class CrowdedSchedule(Schedule):
+    """The planted fault: two publications are under way, and the older one may end last."""
+
+    async def publish(self, tasks: asyncio.TaskGroup) -> None:
+        self.publication = tasks.create_task(self.bring(self.policy_version))
 
 
 def play(
@@ -129,12 +171,13 @@ def play(
     num_prompts: int,
     order: Callable[[], Order] | None = None,
     kind: type[RolloutBuffer] = RolloutBuffer,
+    player: type[Schedule] = Schedule,
     **options: Any,  # noqa: ANN401 - of RolloutBuffer
 ) -> Schedule:
     buffer = kind(groups_per_step=size, max_staleness=eta, updates_per_step=updates, **options)
     if order is not None:
         buffer._order = order()
-    schedule = Schedule(buffer, size, updates, num_prompts, random.Random(seed))  # noqa: S311 - no secret
+    schedule = player(buffer, size, updates, num_prompts, random.Random(seed))  # noqa: S311 - no secret
     run(schedule.run())
     return schedule
 
@@ -207,7 +250,7 @@ class ForgivingOrder(WindowedOrder):
 
 
 class EagerBuffer(RolloutBuffer):
-    """The planted fault: the slots of a surplus are filled while the only batch is trained on."""
+    """The planted fault: the slots of a surplus are filled while no batch to come may hold more."""
 
     def _is_in_time(self) -> bool:
         return True
@@ -227,8 +270,18 @@ def forgiving() -> Order:
         ({"late": "carry_over", "order": careless}, 1),
         ({"late": "cancel", "surplus": 1, "order": forgiving}, 1),
         ({"late": "cancel", "surplus": 1, "kind": EagerBuffer}, 0),
+        ({"late": "cancel", "surplus": 1, "kind": EagerBuffer}, 1),
+        ({"player": HastySchedule}, 1),
+        ({"player": CrowdedSchedule}, 1),
     ],
-    ids=["a group is overtaken for ever", "nothing is given up", "admitted too early"],
+    ids=[
+        "a group is overtaken for ever",
+        "nothing is given up",
+        "admitted too early",
+        "admitted while two batches are out",
+        "free before it is published",
+        "two publications at once",
+    ],
 )
 def test_some_schedule_finds_each_planted_fault(options: dict[str, Any], eta: int) -> None:
     @settings(deadline=None, max_examples=300, database=None, phases=[Phase.generate])

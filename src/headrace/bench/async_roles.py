@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -218,10 +218,10 @@ class VersionSync:
     def __init__(self, generator: PausableGenerator) -> None:
         self._generator = generator
 
-    async def publish(self, policy_version: int) -> None:
+    async def publish(self, policy_version: int) -> Awaitable[None]:
         """See `WeightSync`."""
         update = WeightUpdate(policy_version=policy_version, tensors={}, checksum=0)
-        await self._generator.update_weights(update)
+        return self._generator.update_weights(update)
 
 
 class SilentMonitor:

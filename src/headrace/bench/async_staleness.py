@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -35,7 +35,7 @@ BOUNDS = (1, 4, 8)
 GROUPS_PER_STEP = 4
 GROUP_SIZE = 2
 SURPLUS = 2
-_LONGEST = {"token": 2, "verdicts": 40, "step": 30, "publication": 5}
+_LONGEST = {"token": 2, "verdicts": 40, "step": 30, "copy": 5, "publication": 40}
 """In turns of the event loop."""
 _MOST_TOKENS = 40
 
@@ -165,16 +165,20 @@ class RandomVerifier(InstantVerifier):
 
 
 class RandomSync(VersionSync):
-    """Takes its time before the generator has the weights."""
+    """Takes its time to copy the weights, and before the generator has them."""
 
     def __init__(self, generator: RandomGenerator, pace: random.Random) -> None:
         super().__init__(generator)
         self._pace = pace
 
-    async def publish(self, policy_version: int) -> None:
+    async def publish(self, policy_version: int) -> Awaitable[None]:
         """See `WeightSync`."""
+        await _take(self._pace, "copy")
+        return self._bring(await super().publish(policy_version))
+
+    async def _bring(self, loading: Awaitable[None]) -> None:
         await _take(self._pace, "publication")
-        await super().publish(policy_version)
+        await loading
 
 
 @dataclass

@@ -97,7 +97,8 @@ class _Publisher:
         """Publish the next version; return the seconds until the generator samples from it."""
         self._version += 1
         began = time.perf_counter()
-        await StoredWeightSync(self._export, self._channel.store, [pool]).publish(self._version)
+        sync = StoredWeightSync(self._export, self._channel.store, [pool])
+        await (await sync.publish(self._version))
         return time.perf_counter() - began
 
     async def _export(self) -> WeightUpdate:

@@ -3,11 +3,13 @@
 Let B be ``groups_per_step``, u the optimizer updates a step makes at most, eta ``max_staleness``
 and S = `num_batches_within` (eta, u), or the pipeline's depth if that is less. There are S * B
 slots. A group holds one from `reserve` until the step that trained on it was published and
-`release` was called, or until it is dropped. One that is reserved during step t is trained on in
-step t + S - 1 at the latest: that is its deadline, and `order` hands out no batch that would break
-one. So at most S - 1 steps of u updates are published in between, and u - 1 more happen inside its
-own step: (S - 1) u + u - 1 <= eta. Taking whichever groups finish first would break this bound,
-since a slow group could be overtaken for ever. docs/STALENESS.md has the proof.
+`release` was called, or until it is dropped. One that is reserved once the slots of t steps were
+freed is trained on in step t + S - 1 at the latest (the first step is 0): that is its deadline, and
+`order` hands out no batch that would break one. So at most S - 1 steps of u updates are made in
+between, and u - 1 more happen inside its own step: (S - 1) u + u - 1 <= eta. How many batches were
+taken by then does not matter: a step may be made while the one before it is published. Taking
+whichever groups finish first would break this bound, since a slow group could be overtaken for
+ever. docs/STALENESS.md has the proof.
 
 ``max_staleness = 0`` leaves one batch of slots: generation and learning take turns. ``surplus``
 groups have slots of their own beside those; what a batch leaves behind past its deadline is late,
@@ -60,16 +62,16 @@ class RolloutBuffer:
         )
         self._num_free = self.num_slots
         self._next_ticket: Ticket = 0
-        self._step = 0
-        """Steps whose slots were freed: the number of the step that is prepared or in progress."""
+        self._num_taken = 0
+        """Batches that were taken: the number of the step whose batch is next."""
+        self._num_freed = 0
+        """Steps that were published and whose slots were freed."""
         self._groups: dict[Ticket, RolloutGroup | None] = {}
         """None while the group is being generated or scored."""
         self._late: dict[Ticket, RolloutGroup | None] = {}
         """Of no later batch; each holds its slot until it is dropped."""
         self._untold: list[Ticket] = []
         """Late ones that `take_late` has not told yet."""
-        self._is_out = False
-        """Whether a batch was taken whose slots are not free yet."""
         self._closed = False
         self._has_room = asyncio.Event()
         self._has_news = asyncio.Event()
@@ -89,9 +91,8 @@ class RolloutBuffer:
         tickets = list(range(self._next_ticket, self._next_ticket + count))
         self._next_ticket += count
         self._groups.update(dict.fromkeys(tickets))
-        deadline = self._step + self.num_batches - 1
         for ticket in tickets:
-            self._order.admit(ticket, deadline)
+            self._order.admit(ticket, self._deadline)
         return tickets
 
     async def deliver(self, ticket: Ticket, group: RolloutGroup) -> bool:
@@ -131,9 +132,9 @@ class RolloutBuffer:
         while (tickets := self._next_tickets()) is None:
             self._has_news.clear()
             await self._has_news.wait()
-        self._is_out = bool(tickets)
+        step, self._num_taken = self._num_taken, self._num_taken + bool(tickets)
         groups = tuple(group for t in tickets if (group := self._groups.pop(t)) is not None)
-        for ticket in self._order.overdue(self._step):
+        for ticket in self._order.overdue(step):
             self._late[ticket] = self._groups.pop(ticket)
             self._untold.append(ticket)
         for group in groups:
@@ -149,18 +150,21 @@ class RolloutBuffer:
         return {ticket: self._late[ticket] for ticket in untold}
 
     async def release(self, count: int) -> None:
-        """Free the slots of ``count`` groups whose step was published: the next step begins."""
-        if count:
-            self._step += 1
-            self._is_out = False
+        """Free the ``count`` slots of a step that was published, in order of steps."""
+        self._num_freed += bool(count)
         self._free(count)
+
+    @property
+    def _deadline(self) -> int:
+        """Of a group that is reserved now: the last step that may train on it."""
+        return self._num_freed + self.num_batches - 1
 
     def _is_in_time(self) -> bool:
         """Whether a group reserved now can be of a batch that was not taken yet.
 
         Only the slots of a surplus are ever free while there is none.
         """
-        return self.num_batches > 1 or not self._is_out
+        return self._deadline >= self._num_taken
 
     def _free(self, count: int) -> None:
         self._num_free += count
@@ -175,7 +179,7 @@ class RolloutBuffer:
             return None
         if size == 0 and self._late:
             return None  # the last steps' late groups are settled before the run ends
-        tickets = self._order.take(self._step, size)
+        tickets = self._order.take(self._num_taken, size)
         return None if tickets is None else tuple(tickets)
 
     def _check_staleness(self, group: RolloutGroup, policy_version: int) -> None:

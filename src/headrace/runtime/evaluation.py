@@ -65,7 +65,7 @@ async def evaluate_model(prepared: PreparedRun) -> EvaluationResult:
         stack.push_async_callback(generator.close)
         verifier = build_verifier(config.verifier)
         stack.push_async_callback(verifier.close)
-        await build_weight_sync(export, generator, channel).publish(0)
+        await (await build_weight_sync(export, generator, channel).publish(0))
         groups, metrics = await evaluate_prompts(plan, generator, verifier, config.seed)
     _require_scores([verdict for group in groups for verdict in group.verdicts or ()])
     sampling = {str(mode): dataclasses.asdict(params) for mode, (_, params) in plan.modes.items()}

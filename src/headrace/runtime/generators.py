@@ -116,11 +116,18 @@ def build_pool(
 
 
 def build_weight_sync(
-    export: Export, generator: PausableGenerator, channel: WeightChannel | None
+    export: Export,
+    generator: PausableGenerator,
+    channel: WeightChannel | None,
+    *,
+    is_copied: bool = False,
 ) -> WeightSync:
-    """Return what brings weights to ``generator``: through ``channel``, or by reference."""
+    """Return what brings weights to ``generator``: through ``channel``, or within this process.
+
+    ``is_copied``: ``export`` returns copies, beside which the learner may step.
+    """
     if channel is None:
-        return MemoryWeightSync(export, [generator])
+        return MemoryWeightSync(export, [generator], is_copied=is_copied)
     assert isinstance(generator, GeneratorPool), "who is told of weights is a pool"
     return StoredWeightSync(export, channel.store, [generator])
 

@@ -40,7 +40,7 @@ from headrace.monitors import (
     rewind,
     write_report,
 )
-from headrace.roles import Monitor, Verifier
+from headrace.roles import Monitor, Verifier, WeightRoom
 from headrace.runtime import run_files
 from headrace.runtime.devices import resolve_device
 from headrace.runtime.generators import build_weight_sync, compute_threads, generator_threads
@@ -53,7 +53,7 @@ from headrace.runtime.scaling import listening, scaler_of
 from headrace.runtime.verdict_deadline import DeadlineVerifier
 from headrace.types import RunEvent, SamplingParams
 from headrace.waves import PausableGenerator
-from headrace.weight_sync import WeightChannel
+from headrace.weight_sync import MemoryRoom, WeightChannel
 
 _LOG = logging.getLogger(__name__)
 
@@ -262,7 +262,8 @@ class LocalRun:
         config, step, ledger = self.prepared.config, beginning.step, kept.ledger
         kept.take_back(beginning)
         kept.monitor.on_event(self._event(beginning))
-        room = None if kept.channel is None else kept.channel.room
+        buffer = _buffer(config)
+        room = _room(config, kept.channel, is_overlapping=buffer.num_batches > 1)
         learner = build_learner(self.prepared, num_steps, kept.learner_compute, room)
         stack.push_async_callback(learner.close)
         await learner.start()
@@ -279,17 +280,13 @@ class LocalRun:
                 verifier=verifier,
                 learner=learner,
                 weight_sync=build_weight_sync(
-                    kept.recording.noting(learner.export), generator, kept.channel
+                    kept.recording.noting(learner.export),
+                    generator,
+                    kept.channel,
+                    is_copied=room is not None,
                 ),
                 monitor=kept.monitor,
-                buffer=RolloutBuffer(
-                    groups_per_step=config.groups_per_step,
-                    max_staleness=config.max_staleness,
-                    updates_per_step=config.learner.num_minibatches,
-                    depth=config.pipeline.depth,
-                    late=config.pipeline.late,
-                    surplus=config.pipeline.surplus_groups,
-                ),
+                buffer=buffer,
                 stream=PromptStream(
                     self.prepared.train.prompts,
                     seed=config.seed,
@@ -351,6 +348,30 @@ class LocalRun:
             start_version=version,
             evaluation=evaluation_plan(self.prepared),
         )
+
+
+def _buffer(config: RunConfig) -> RolloutBuffer:
+    return RolloutBuffer(
+        groups_per_step=config.groups_per_step,
+        max_staleness=config.max_staleness,
+        updates_per_step=config.learner.num_minibatches,
+        depth=config.pipeline.depth,
+        late=config.pipeline.late,
+        surplus=config.pipeline.surplus_groups,
+    )
+
+
+def _room(
+    config: RunConfig, channel: WeightChannel | None, *, is_overlapping: bool
+) -> WeightRoom | None:
+    """Return where the learner computes what it publishes; None: its own tensors are read."""
+    if channel is not None:
+        return channel.room
+    if not is_overlapping:
+        return None
+    # Of ranks weights arrive on the processor.
+    is_ranked = config.learner.parallel.has_processes
+    return MemoryRoom(torch.device("cpu") if is_ranked else resolve_device(config.device))
 
 
 def evaluation_plan(prepared: PreparedRun) -> EvaluationPlan | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,6 +78,9 @@ class ChainedStore:
     @torch.no_grad()
     def _write(self, update: WeightUpdate, *, is_whole: bool) -> WeightNotice:
         held, self._held = self._held, None  # whatever fails, nothing rests on what is half known
+        if held is not None and held.is_of((update.policy_version, update.checksum)):
+            # Once more, for who lost what it held: the learner may have made a step meanwhile.
+            update = replace(update, tensors=held.tensors)
         layout = WeightLayout.of_tensors(update.tensors)
         fits = held is not None and WeightLayout.of_tensors(held.tensors) == layout
         goes_on = held is not None and fits and held.policy_version < update.policy_version

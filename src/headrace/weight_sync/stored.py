@@ -24,21 +24,26 @@ class StoredWeightSync:
         store: WeightStore,
         receivers: Sequence[NoticeReceiver],
     ) -> None:
-        """``export`` returns the weights as they are now, valid until the learner's next step."""
+        """``export`` returns the weights as they are now, valid until the learner's next step.
+
+        Then they are written, so nothing of the learner is read afterwards.
+        """
         self._export, self._store, self._receivers = export, store, receivers
 
-    async def publish(self, policy_version: int) -> None:
-        """See `WeightSync`. Waits for every receiver, whose own deadlines end the wait."""
+    async def publish(self, policy_version: int) -> Awaitable[None]:
+        """See `WeightSync`. What is left is to wait for every receiver, with its own deadline."""
         update = await self._export()
         assert update.policy_version == policy_version, "the learner is at another version"
-        notice = await self._store.write(update)
+        return self._bring(update, await self._store.write(update))
+
+    async def _bring(self, update: WeightUpdate, notice: WeightNotice) -> None:
         try:
             await self._tell(notice)
         except WeightSyncError:
             if len(notice.parts) == 1:
                 raise
             await self._tell(await self._store.write(update, is_whole=True))
-        self._store.release(policy_version)
+        self._store.release(update.policy_version)
 
     async def _tell(self, notice: WeightNotice) -> None:
         """Return once all have it. Raises the first error of any, once none still reads."""

@@ -106,6 +106,7 @@ def _step_metrics(draw: random.Random, step: int, num_steps: int) -> dict[str, f
         "controller/time/score_seconds": score,
         "controller/time/update_seconds": update,
         "controller/time/publish_seconds": 0.004,
+        "controller/time/publish_wait_seconds": 0.004,
         "controller/time/step_seconds": generate + score + update + 0.004,
         "generator/throughput/tokens_per_second": draw.uniform(17000, 19000),
         "learner/reward/trained_mean": skill * 0.9,

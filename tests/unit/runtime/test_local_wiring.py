@@ -40,6 +40,7 @@ from headrace.types import (
     VersionSpan,
     derive_seed,
 )
+from headrace.weight_sync import MemoryRoom, MemoryWeightSync
 
 Start = Callable[..., Controller]
 Prepare = Callable[..., PreparedRun]
@@ -280,6 +281,21 @@ def test_weights_are_exported_in_the_generators_dtype_and_held_in_it(
     assert controller._parts.generator._engine._engine._runner._cache.dtype == getattr(torch, name)
     masters = learner_of(controller)._decoder.parameters()
     assert {parameter.dtype for parameter in masters} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_copied"),
+    [((), False), (("max_staleness=2",), True), (("max_staleness=2", "pipeline.depth=1"), False)],
+)
+def test_weights_are_copied_before_they_are_read_where_the_learner_steps_meanwhile(
+    start: Start, settings: tuple[str, ...], is_copied: bool
+) -> None:
+    controller = start(*settings, NO_EVALUATION)
+
+    room, sync = learner_of(controller)._room, controller._parts.weight_sync
+    assert isinstance(room, MemoryRoom) == is_copied
+    assert isinstance(sync, MemoryWeightSync)
+    assert sync._is_copied == is_copied
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.errors import WeightSyncError
 from headrace.models.weights import checksum, weight_update
-from headrace.roles import WeightReader
+from headrace.roles import WeightReader, WeightSync
 from headrace.types import WeightNotice, WeightUpdate
 
 DEADLINE = 60.0
@@ -29,6 +29,11 @@ def weights(seed: int, *, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tens
         "norm": torch.randn(7, generator=random),
         "none": torch.empty(0, 4, dtype=dtype),
     }
+
+
+async def published(sync: WeightSync, version: int) -> None:
+    """Return once a publication is over."""
+    await (await sync.publish(version))
 
 
 def update(version: int, tensors: Mapping[str, Tensor] | None = None) -> WeightUpdate:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sync_lab import DEADLINE, reader_process, update, weights
+from sync_lab import DEADLINE, published, reader_process, update, weights
 from torch import Tensor
 
 from headrace.config import DeltaConfig, WeightSyncConfig
@@ -144,13 +144,46 @@ def test_a_reader_whose_copy_was_damaged_is_healed_by_a_whole_version(
         return version(next(numbers))
 
     sync = StoredWeightSync(export, channel.store, [receiver])
-    asyncio.run(sync.publish(1))
+    asyncio.run(published(sync, 1))
     channel.reader._held.tensors["wide"][0, 0] = 123.0  # type: ignore[attr-defined]
-    asyncio.run(sync.publish(2))
+    asyncio.run(published(sync, 2))
     assert receiver.parts == [1, 2, 1]
     assert receiver.held == version(2).checksum
-    asyncio.run(sync.publish(3))
+    asyncio.run(published(sync, 3))
     assert receiver.parts == [1, 2, 1, 2], "and then changes are enough again"
+
+
+def test_what_is_published_once_more_is_the_version_that_was_not_read_whatever_came_since(
+    channel: WeightChannel,
+) -> None:
+    receiver, gate = Receiver(channel), asyncio.Event()
+    masters = dict(version(1).tensors)
+    numbers = iter((1, 2))
+
+    async def export() -> WeightUpdate:
+        return update(next(numbers), masters)
+
+    async def wait_and_read(notice: WeightNotice) -> None:
+        await gate.wait()
+        await read_now(notice)
+
+    async def main() -> int:
+        sync = StoredWeightSync(export, channel.store, [receiver])
+        await published(sync, 1)
+        receiver.update_from = wait_and_read  # type: ignore[method-assign]
+        channel.reader._held.tensors["wide"][0, 0] = 123.0  # type: ignore[attr-defined]
+        masters["wide"][1, 1] += 1  # so little that it is published as a change
+        expected = checksum(masters.items())
+        bringing = asyncio.ensure_future(await sync.publish(2))
+        masters["wide"].add_(1)  # the learner's next step
+        gate.set()
+        await bringing
+        return expected
+
+    read_now = receiver.update_from
+    expected = asyncio.run(main())
+    assert receiver.parts == [1, 2, 1]
+    assert receiver.held == expected
 
 
 class Receiver:

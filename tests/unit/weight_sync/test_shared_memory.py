@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sync_lab import DEADLINE, ReaderProcess, reader_process, update, weights
+from sync_lab import DEADLINE, ReaderProcess, published, reader_process, update, weights
 
 from headrace.config import WeightSyncConfig
 from headrace.errors import ConfigError, WeightSyncError
@@ -294,7 +294,7 @@ async def export() -> WeightUpdate:
 
 def test_a_publication_is_over_once_every_receiver_has_read_it(channel: WeightChannel) -> None:
     receivers = [Receiver(channel), Receiver(channel)]
-    asyncio.run(StoredWeightSync(export, channel.store, receivers).publish(5))
+    asyncio.run(published(StoredWeightSync(export, channel.store, receivers), 5))
     for receiver in receivers:
         assert checksum(receiver.held.items()) == update(5).checksum
 
@@ -304,7 +304,7 @@ def test_a_receiver_that_fails_on_whole_weights_fails_the_publication(
 ) -> None:
     receivers = [Receiver(channel), Receiver(channel, failures=1)]
     with pytest.raises(WeightSyncError, match="lost what it held"):
-        asyncio.run(StoredWeightSync(export, channel.store, receivers).publish(5))
+        asyncio.run(published(StoredWeightSync(export, channel.store, receivers), 5))
     assert [len(receiver.notices) for receiver in receivers] == [1, 1]
 
 
@@ -317,5 +317,5 @@ def test_what_every_receiver_has_replaced_is_released(channel: WeightChannel) ->
     receiver = Receiver(channel)
     sync = StoredWeightSync(export_next, channel.store, [receiver])
     for version in range(1, 9):
-        asyncio.run(sync.publish(version))
+        asyncio.run(published(sync, version))
     assert len({notice.parts[0].place for notice in receiver.notices}) == 2

@@ -154,12 +154,12 @@ _STEP_PLANS = (
     ),
     _Plan(
         title="Time of a step",
-        note="Seconds spent waiting for rollouts, for verdicts and for the update.",
+        note="Seconds spent waiting for rollouts, for verdicts, the update and its publication.",
         metrics=(
             ("generate", "controller/time/generate_seconds"),
             ("score", "controller/time/score_seconds"),
             ("update", "controller/time/update_seconds"),
-            ("publish", "controller/time/publish_seconds"),
+            ("publish", "controller/time/publish_wait_seconds"),
         ),
         stacked=True,
     ),
