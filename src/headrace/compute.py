@@ -27,7 +27,7 @@ class ComputeThread:
         self.num_threads = num_threads
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
-        self._is_closed = False
+        self._is_closed = self._is_given_up = False
         # A daemon: work that hangs must not hold the end of a process that has given up on it.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -70,11 +70,17 @@ class ComputeThread:
         return self.submit(work).result()
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Do what was queued, then end. Idempotent."""
+        """Do what was queued, then end. Idempotent. One that was given up is not waited for."""
         with self._gate:
             self._is_closed = True
             self._tasks.put(None)
-        self._thread.join(timeout_seconds)
+        if not self._is_given_up:
+            self._thread.join(timeout_seconds)
+
+    def give_up(self) -> None:
+        """Take no more work: what is being done hangs, and nothing can end it."""
+        with self._gate:
+            self._is_closed = self._is_given_up = True
 
     def _take_cores(self) -> None:
         torch.get_num_threads()  # else the first operator here would take the process's number

@@ -26,7 +26,7 @@ from headrace.buffer import RolloutBuffer, staleness_metrics
 from headrace.checkpoints import Checkpoints, CheckpointWriting
 from headrace.data import Draw, Ledger, PromptStream, Settling
 from headrace.dropped import DroppedGroups
-from headrace.errors import AlarmError, NoSignalError, RunError
+from headrace.errors import AlarmError, LearnerHungError, NoSignalError, RunError
 from headrace.held_out import Evaluated, EvaluationPlan, InterleavedEvaluation, evaluate
 from headrace.monitors import Alarms, LoopLag, rollout_metrics
 from headrace.publishing import Publication, Publishing
@@ -261,6 +261,9 @@ class Controller:
         learning = self._learner_since = time.monotonic()
         try:
             result = await self._parts.learner.step(groups)
+        except LearnerHungError as hung:
+            msg = f"step {self._step_done + 1}: {hung}"
+            raise LearnerHungError(msg) from hung
         except RunError:
             self._learner_since = None  # a step that fails like this has moved nothing
             raise

@@ -10,6 +10,7 @@
     +-- RunError                  a run that had begun could not go on; exit status 1
         +-- GeneratorFailure      sampling failed
         +-- LearnerFailure        a process of the learner died or hung
+        +-- LearnerHungError      the learner hung in the controller's process, which cannot end it
         +-- VerifierFailure       scoring failed so often that the rewards cannot be trusted
         +-- DivergedError         non-finite gradients several times in a row
         +-- NoSignalError         no group had anything to learn from, step after step
@@ -75,6 +76,10 @@ class GeneratorFailure(RunError):
 
 class LearnerFailure(RunError):
     """A process of the learner died or hung; what it was about to learn can be learned again."""
+
+
+class LearnerHungError(RunError):
+    """What the learner began in the controller's own process has not ended by its deadline."""
 
 
 class VerifierFailure(RunError):

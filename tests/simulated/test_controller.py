@@ -16,6 +16,7 @@ from headrace.errors import (
     CheckpointError,
     DivergedError,
     GeneratorFailure,
+    LearnerHungError,
     NoSignalError,
     RunError,
     VerifierFailure,
@@ -308,6 +309,17 @@ def test_no_checkpoint_is_written_of_a_learner_that_was_within_a_step() -> None:
     raised_by(world)
 
     assert "checkpoint" not in world.kinds()
+
+
+def test_a_learner_that_hangs_in_this_process_ends_the_run_by_the_name_of_its_step() -> None:
+    world = World(num_steps=50, checkpoint_every=40)
+    world.learner.failure, world.learner.fail_at = LearnerHungError("a step has not ended"), 3
+
+    error = raised_by(world)
+
+    assert isinstance(error, LearnerHungError)
+    assert str(error) == "step 3: a step has not ended"
+    assert "checkpoint" not in world.kinds(), "nothing can be asked of it"
 
 
 def test_a_checkpoint_that_fails_after_a_failure_does_not_hide_it() -> None:

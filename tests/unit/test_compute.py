@@ -73,6 +73,20 @@ def test_closing_does_what_was_queued_and_takes_nothing_more() -> None:
         compute.submit(lambda: None)
 
 
+def test_a_thread_that_was_given_up_takes_no_work_and_nobody_waits_for_it() -> None:
+    compute = ComputeThread("test", 1)
+    hold = threading.Event()
+    compute.submit(hold.wait)
+
+    compute.give_up()
+    compute.close()
+
+    assert not hold.is_set(), "or it was waited for"
+    with pytest.raises(RuntimeError, match="test was closed"):
+        compute.submit(lambda: None)
+    hold.set()
+
+
 def test_work_that_nobody_wants_any_more_is_not_begun() -> None:
     compute = ComputeThread("test", 1)
     hold, begun = threading.Event(), threading.Event()

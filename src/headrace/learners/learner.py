@@ -1,7 +1,8 @@
 """TorchLearner: the Learner role on one device.
 
-All torch work runs on one compute thread, which may serve others between two calls. What a step
-does is `PolicyUpdater`'s.
+All torch work runs on one compute thread, which may serve others between two calls. Owns: whoever
+waits for that thread waits no longer than ``faults.learner_deadline_seconds``, and after one
+deadline was missed not at all. What a step does is `PolicyUpdater`'s.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from headrace.compute import ComputeThread
 from headrace.config import RunConfig
+from headrace.errors import LearnerHungError
 from headrace.learners.state import (
     SHARDED_DIRECTORY,
     LearnerCounters,
@@ -72,6 +74,8 @@ class TorchLearner(PolicyUpdater):
         )
         self._source, self._export_dtype, self._compute = source, export_dtype, compute
         self._room = room
+        self._deadline_seconds = config.faults.learner_deadline_seconds
+        self._hung: LearnerHungError | None = None
 
     async def start(self) -> None:
         """Return at once: it is made ready to step."""
@@ -81,15 +85,15 @@ class TorchLearner(PolicyUpdater):
 
         Before the first step. Raises RunError where it does not fit in memory.
         """
-        await self._on_thread(lambda: self._rehearse(longest_prompt))
+        await self._on_thread(lambda: self._rehearse(longest_prompt), "the rehearsal")
 
     async def step(self, groups: Sequence[RolloutGroup]) -> StepResult:
         """See `Learner`."""
-        return await self._on_thread(lambda: self._step(groups))
+        return await self._on_thread(lambda: self._step(groups), "a step")
 
     async def save(self, directory: Path) -> None:
         """See `Learner`: the policy under ``hf/``, optimizer and counters beside it."""
-        await self._on_thread(lambda: self._save(directory))
+        await self._on_thread(lambda: self._save(directory), "a checkpoint")
 
     def _save(self, directory: Path) -> None:
         save_state(
@@ -104,7 +108,7 @@ class TorchLearner(PolicyUpdater):
 
     async def load(self, directory: Path) -> int:
         """See `Learner`."""
-        self._counters = await self._on_thread(lambda: self._load(directory))
+        self._counters = await self._on_thread(lambda: self._load(directory), "the resumption")
         return self._counters.policy_version
 
     def _load(self, directory: Path) -> LearnerCounters:
@@ -125,7 +129,7 @@ class TorchLearner(PolicyUpdater):
         An adapter is merged matrix by matrix as they are read. Valid until the next step, and in
         a room until the next export.
         """
-        return await self._on_thread(self._export)
+        return await self._on_thread(self._export, "the publication of weights")
 
     def _export(self) -> WeightUpdate:
         version, dtype = self._counters.policy_version, self._export_dtype
@@ -140,5 +144,25 @@ class TorchLearner(PolicyUpdater):
             return weight_update(version, tensors)
         return copied_update(version, tensors, self._room.take(shapes, dtype))
 
-    async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._compute.submit(work))
+    async def _on_thread(self, work: Callable[[], T], what: str) -> T:
+        """Waits for the compute thread; unblocked by the work's end, or by the deadline.
+
+        Raises LearnerHungError then, and ever after.
+        """
+        if self._hung is not None:
+            raise self._hung
+        done = asyncio.wrap_future(self._compute.submit(work))
+        try:
+            await asyncio.wait({done}, timeout=self._deadline_seconds)
+            if done.done():
+                return done.result()
+        finally:
+            done.cancel()
+        self._hung = LearnerHungError(
+            f"{what} has not ended within faults.learner_deadline_seconds = "
+            f"{self._deadline_seconds:g}: the learner computes in the controller's process, where "
+            "nothing can end it; go on with --resume, and give it a process of its own "
+            "(learner.parallel.own_process = true), which is started again"
+        )
+        self._compute.give_up()
+        raise self._hung

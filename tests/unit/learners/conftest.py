@@ -110,11 +110,12 @@ def make_learner(
 ) -> Iterator[Callable[..., TorchLearner]]:
     """Family and settings -> a learner, closed at the end of the test."""
     made: list[TorchLearner] = []
-    compute = ComputeThread("learner", torch.get_num_threads())
+    shared = ComputeThread("learner", torch.get_num_threads())
 
     def make(
         family: str = "llama",
         *,
+        compute: ComputeThread = shared,
         num_updates: int = 10,
         compute_dtype: torch.dtype = torch.float32,
         export_dtype: torch.dtype = torch.float32,
@@ -143,7 +144,7 @@ def make_learner(
     yield make
     for learner in made:
         asyncio.run(learner.close())
-    compute.close()
+    shared.close()
 
 
 @pytest.fixture

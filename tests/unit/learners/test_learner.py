@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headrace.compute import ComputeThread
 from headrace.config import ObjectiveConfig
-from headrace.errors import DivergedError, NoSignalError, RunError
+from headrace.errors import DivergedError, LearnerHungError, NoSignalError, RunError
 from headrace.learners import TorchLearner
 from headrace.learners.loss import LossSetting, microbatch_loss, token_logprobs
 from headrace.learners.metrics import LossSums
@@ -505,3 +507,31 @@ def test_closing_twice_is_no_fault(make_learner: Callable[..., TorchLearner]) ->
     learner = make_learner()
     asyncio.run(learner.close())
     asyncio.run(learner.close())
+
+
+@pytest.mark.parametrize("what", ["step", "export", "save"])
+def test_what_hangs_on_the_learners_thread_is_an_error_at_its_deadline_and_asked_no_more(
+    make_learner: Callable[..., TorchLearner],
+    pair: RolloutGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    compute = ComputeThread("hangs", 1)
+    learner = make_learner(compute=compute, faults__learner_deadline_seconds=0.05)
+    hold = threading.Event()
+    monkeypatch.setattr(learner, f"_{what}", lambda *_: hold.wait())
+    asked = {
+        "step": lambda: learner.step([pair]),
+        "export": learner.export,
+        "save": lambda: learner.save(tmp_path),
+    }
+
+    with pytest.raises(LearnerHungError, match=r"learner_deadline_seconds = 0\.05.* --resume"):
+        asyncio.run(asked[what]())
+    for other in asked.values():
+        with pytest.raises(LearnerHungError, match="has not ended"):
+            asyncio.run(other())
+    compute.close()  # returns, although the thread still hangs
+    assert not hold.is_set()
+    hold.set()
