@@ -104,6 +104,24 @@ class Ledger:
             )
             raise RunError(msg) from error
 
+    def require(self, step: int) -> None:
+        """Raise RunDirectoryError unless ``step`` is on record, as it is before its checkpoint is.
+
+        Where it is not, the file is another one: prompts would be trained a second time.
+        """
+        with self._lock:
+            find = self._connection.execute
+            if find("SELECT 1 FROM settled WHERE step = ? LIMIT 1", (step,)).fetchone():
+                return
+            (last,) = find("SELECT max(step) FROM settled").fetchone()
+        msg = (
+            f"ledger {self._path}: nothing of step {step} is in it, "
+            f"{'which is empty' if last is None else f'whose last step is {last}'}, and there is a "
+            f"checkpoint of step {step}: the file was lost, cut short or exchanged; put it back, "
+            "or start a new run from the checkpoint's model"
+        )
+        raise RunDirectoryError(msg)
+
     def settled(self, epoch: int) -> frozenset[str]:
         """Return the ids of the prompts that ``epoch`` is done with, trained or dropped."""
         query = "SELECT prompt_id FROM settled WHERE epoch = ?"

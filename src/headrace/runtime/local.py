@@ -89,7 +89,9 @@ class _Kept:
         return None if self.roles is None else self.roles[0]
 
     def take_back(self, beginning: Beginning) -> None:
-        """Forget what was made after ``beginning``. Raises RunDirectoryError, OSError."""
+        """Forget what was made after ``beginning``. Raises RunDirectoryError, RunError, OSError."""
+        if beginning.checkpoint is not None:
+            self.ledger.require(beginning.step)
         # What is still to be written must not come after it was forgotten.
         self.recording.settle()
         self.ledger.rewind(beginning.step)

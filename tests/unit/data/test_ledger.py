@@ -73,6 +73,20 @@ def test_a_rewind_takes_back_the_steps_after_the_checkpoint_and_no_others(path: 
         ledger.settle(11, ["0/p11"], {})
 
 
+@pytest.mark.parametrize(
+    ("settled", "found"), [((), "which is empty"), ((1, 2), "whose last step is 2")]
+)
+def test_a_ledger_without_the_step_of_a_checkpoint_is_not_the_runs(
+    path: Path, settled: tuple[int, ...], found: str
+) -> None:
+    with Ledger(path) as ledger:
+        for step in settled:
+            ledger.settle(step, [f"0/p{step}"], {})
+            ledger.require(step)
+        with pytest.raises(RunDirectoryError, match=f"nothing of step 3 .*{found}.* put it back"):
+            ledger.require(3)
+
+
 def test_a_step_before_one_that_is_settled_needs_a_rewind(path: Path) -> None:
     with Ledger(path) as ledger:
         ledger.settle(13, ["0/a"], {})

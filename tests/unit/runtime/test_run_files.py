@@ -52,3 +52,17 @@ def test_what_is_killed_before_it_has_begun_leaves_nothing_in_the_way(tmp_path: 
     (output / "notes.txt").touch()
     with pytest.raises(RunDirectoryError, match="already holds other files"):
         run_files.make(output)
+
+
+def test_a_run_whose_ledger_was_lost_is_not_resumed_as_if_nothing_were_settled(
+    prepare: Callable[..., PreparedRun], tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    settings = ("data.eval=null", "checkpoint.every=1")
+    asyncio.run(LocalRun(prepared=prepare(*settings, "num_steps=1"), output=output).train())
+    (output / run_files.LEDGER_FILE).unlink()
+    metrics = (output / "metrics.jsonl").read_bytes()
+    longer = LocalRun(prepared=prepare(*settings, "num_steps=2"), output=output, resume=True)
+    with pytest.raises(RunDirectoryError, match="nothing of step 1 is in it, which is empty"):
+        asyncio.run(longer.train())
+    assert (output / "metrics.jsonl").read_bytes() == metrics
