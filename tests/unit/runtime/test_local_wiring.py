@@ -19,11 +19,13 @@ from torch.utils._pytree import tree_leaves
 from headrace.compute import ComputeThread
 from headrace.controller import Controller
 from headrace.errors import ConfigError
-from headrace.generators.torch_engine import runner_choice
-from headrace.generators.torch_engine.cpu.panels import Panels, QuantizedPanels
+from headrace.generators.torch_engine import products, runner_choice
+from headrace.generators.torch_engine.cpu.panels import Panels, QuantizedPanels, can_hold_int8
 from headrace.generators.torch_engine.cpu.runner import FusedRunner
+from headrace.generators.torch_engine.forms import Quantized, can_multiply_int8
 from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
+from headrace.kernels.vectors import LANES
 from headrace.learners import TorchLearner
 from headrace.runtime.devices import CPU
 from headrace.runtime.generators import compute_threads
@@ -298,19 +300,41 @@ def test_weights_are_copied_before_they_are_read_where_the_learner_steps_meanwhi
     assert sync._is_copied == is_copied
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("int8", QuantizedPanels), ("float16", Panels), ("float32", Panels)]
-)
-def test_matrices_are_held_in_eight_bits_where_the_recipe_says_so(
-    start: Start, name: str, kind: type[Panels | QuantizedPanels]
-) -> None:
-    runner = start(
-        f"generator.dtype={name}", NO_EVALUATION
-    )._parts.generator._engine._engine._runner
+def runner_of(controller: Controller) -> FusedRunner:
+    runner = controller._parts.generator._engine._engine._runner
+    assert isinstance(runner, FusedRunner)
+    return runner
 
-    assert type(runner._products._head.form) is kind
-    if name == "int8":
-        assert runner._cache.dtype == resolve_dtype("auto", CPU)
+
+@pytest.mark.parametrize("name", ["float16", "float32"])
+def test_matrices_are_held_in_the_dtype_that_the_recipe_says(start: Start, name: str) -> None:
+    runner = runner_of(start(f"generator.dtype={name}", NO_EVALUATION))
+
+    assert type(runner._products._head.form) is Panels
+
+
+def test_matrices_are_held_in_eight_bits_where_the_recipe_says_so(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch, and nothing is multiplied here: so it is the same on every processor."""
+    for module in (runner_choice, products):
+        monkeypatch.setattr(module, "can_hold_int8", lambda *_: False)
+        monkeypatch.setattr(module, "can_multiply_int8", lambda _: True)
+    runner = runner_of(start("generator.dtype=int8", NO_EVALUATION))
+
+    assert type(runner._products._head.form) is Quantized
+    assert runner._cache.dtype == resolve_dtype("auto", CPU)
+
+
+def test_eight_bits_are_taken_or_refused_as_this_processor_multiplies(start: Start) -> None:
+    settings = ("generator.dtype=int8", NO_EVALUATION)
+    if can_hold_int8(torch.float32, CPU, LANES):
+        assert type(runner_of(start(*settings))._products._head.form) is QuantizedPanels
+    elif can_multiply_int8(CPU):
+        assert type(runner_of(start(*settings))._products._head.form) is Quantized
+    else:
+        with pytest.raises(ConfigError, match="not exact"):
+            start(*settings)
 
 
 def test_the_limits_of_the_recipe_reach_the_generator(start: Start, prepare: Prepare) -> None:
@@ -346,6 +370,7 @@ def test_eight_bits_are_refused_before_the_start_where_they_are_not_exact(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_choice, "can_hold_int8", lambda *_: False)
+    monkeypatch.setattr(runner_choice, "can_multiply_int8", lambda _: True)
     prepare("generator.dtype=int8")
     monkeypatch.setattr(runner_choice, "can_multiply_int8", lambda _: False)
     with pytest.raises(ConfigError, match="not exact"):
