@@ -37,6 +37,10 @@ class PlacementConfig(Section):
     run fails with the last one. A group that as many generators were lost with fails it too."""
     backoff_seconds: float = Field(default=1.0, ge=0.0)
     """Before the first of these restarts; twice as long before each further one, at most 60."""
+    save_seconds: float = Field(default=1.0, ge=0.0)
+    """Between two reports of how far a generator's rollouts are, from which others go on when it is
+    lost; less often where it would stand still for more than a fiftieth of the time. 0: none is
+    made, and they begin again."""
 
     @property
     def is_disaggregated(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import GeneratorFailure, HeadraceError, WeightSyncError
 from headrace.types import GenerationRequest, RolloutGroup, WeightUpdate
@@ -68,8 +68,9 @@ class _UntilWithdrawn(Mapping[str, "Tensor"]):
 class Control:
     """Obeyed as soon as it is read, whatever waits."""
 
-    obey: Callable[[], None]
-    done: Future[None] = field(default_factory=Future)
+    obey: Callable[[], Any]
+    """What it returns is the answer."""
+    done: Future[Any] = field(default_factory=Future)
 
 
 def refuse(command: Submission | Update | Control, why: GeneratorFailure) -> None:
@@ -88,7 +89,7 @@ def refuse(command: Submission | Update | Control, why: GeneratorFailure) -> Non
             fail(command.done, copy_of(why))
 
 
-def fail(done: Future[None], failure: HeadraceError) -> None:
+def fail(done: Future[Any], failure: HeadraceError) -> None:
     """Answer with ``failure``, unless there is an answer or nobody waits for one."""
     if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
         done.set_exception(failure)

@@ -32,6 +32,7 @@ from headrace.generators.engine_commands import (
     refuse,
     say,
 )
+from headrace.generators.progress import Marks, Progress
 from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.engine import Engine
 from headrace.generators.torch_engine.rollout_state import GroupCollector
@@ -128,7 +129,11 @@ class EngineTurns:
         names = frozenset(group_ids)
         return self._control(lambda: self._hand_back(names))
 
-    def _control(self, obey: Callable[[], None]) -> Future[None]:
+    def progress(self, marks: Marks) -> Future[Progress]:
+        """Tell what is new of unfinished groups."""
+        return self._control(lambda: self._engine.progress(marks))
+
+    def _control(self, obey: Callable[[], Any]) -> Future[Any]:
         """Raise GeneratorFailure once closed."""
         command = Control(obey=obey)
         if not self._send(command):
@@ -239,12 +244,12 @@ class EngineTurns:
         if not command.done.set_running_or_notify_cancel():
             return
         try:
-            command.obey()
+            answer = command.obey()
         except BaseException as error:  # noqa: BLE001 - as in `_step`: whoever asked must hear it
             command.done.set_exception(failure_of(error))
             self._give_up(error)
         else:
-            command.done.set_result(None)
+            command.done.set_result(answer)
 
     def _stand_still(self) -> None:
         self._is_paused = True

@@ -19,6 +19,7 @@ from headrace.errors import GeneratorFailure
 from headrace.generators.admission import check_requests
 from headrace.generators.engine_commands import Submission
 from headrace.generators.engine_turns import EngineTurns
+from headrace.generators.progress import Marks, Progress
 from headrace.generators.stop_strings import Decode
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
@@ -168,6 +169,11 @@ class TorchGenerator:
             raise GeneratorFailure(msg)
         if names:
             await self._obeyed(self._engine.abort(names), f"the end of groups {_some(names)}")
+
+    async def progress(self, marks: Marks) -> Progress:
+        """See `TellsProgress`. Waits for the engine to come out of its step."""
+        told = asyncio.wrap_future(self._engine.progress(marks))
+        return await self._watched(told, "the progress of rollouts")
 
     def metrics(self) -> Mapping[str, float]:
         """See `Generator`."""

@@ -111,6 +111,8 @@ def build_pool(
         max_restarts=placement.max_restarts,
         backoff_seconds=placement.backoff_seconds,
         member_bytes=member_bytes,
+        save_seconds=placement.save_seconds,
+        on_update=config.generator.on_update,
     )
     return GeneratorPool(launch, settings, channel.store)
 

@@ -1,7 +1,7 @@
 """Groups on their way through a pool, and the calls that wait for them.
 
 Owns: a group reaches its call exactly once, whatever was reissued, and only if it is the one that
-was asked for.
+was asked for. What is known of it when it is given out again, it is gone on from (`saved`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError
-from headrace.types import GenerationRequest, Rollout, RolloutGroup
+from headrace.generators.pool.saved import SavedGroup, those_that_go_on, without_nameless
+from headrace.types import GenerationRequest, OnUpdate, Rollout, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,12 +30,21 @@ class Flight:
     number: int
     """Flights are in the order in which they were asked for."""
     request: GenerationRequest
-    """With `GenerationRequest.begun` as far as that is known here."""
+    """As the caller made it."""
     call: Call
+    saved: SavedGroup = field(init=False)
+    """What is known of its rollouts."""
+    num_issues: int = 0
+    """Times that a member was given it."""
     is_aborted: bool = False
     """The caller wants it as it is."""
     num_losses: int = 0
     """Members that were lost with it."""
+    was_lost: bool = False
+    """Whether one was since it was given out."""
+
+    def __post_init__(self) -> None:
+        self.saved = SavedGroup(self.request, self.request.begun)
 
     @property
     def group_id(self) -> str:
@@ -45,14 +55,21 @@ class Flight:
     def num_tokens(self) -> int:
         """Tokens that are left to compute at most: what a member is loaded with."""
         sampling = self.request.sampling
-        held = sum(len(rollout.completion_ids) for rollout in self.request.begun)
-        completions = self.request.group_size * sampling.max_tokens - held
+        completions = self.request.group_size * sampling.max_tokens - self.saved.num_tokens
         return len(self.request.prompt.token_ids) + completions
 
-    def sent(self) -> GenerationRequest:
-        """Return what a member is told: neither the expected answer nor what goes with it."""
+    def issue(self, on_update: OnUpdate, version: int | None) -> GenerationRequest:
+        """Return what a member is told now: neither the expected answer nor what goes with it.
+
+        It goes on from what is known as far as `those_that_go_on` lets it; the rest is forgotten.
+        """
+        asked = self.request.begun
+        begun = those_that_go_on(self.saved.rollouts(), asked, on_update, version)
+        self.saved = SavedGroup(self.request, begun)
+        self.num_issues += 1
+        self.was_lost = False
         prompt = dataclasses.replace(self.request.prompt, answer=None, metadata={})
-        return dataclasses.replace(self.request, prompt=prompt)
+        return dataclasses.replace(self.request, prompt=prompt, begun=begun)
 
     def misfit(self, group: object, newest_version: int) -> str | None:
         """Return in what way ``group`` is no answer to the request; None where it is one."""
@@ -81,40 +98,49 @@ class Flight:
             RolloutGroup(
                 group_id=self.group_id,
                 prompt=self.request.prompt,
-                rollouts=_as_known(self.request),
+                rollouts=self._as_known(),
                 sampling=self.request.sampling,
             )
         )
 
+    def _as_known(self) -> tuple[Rollout, ...]:
+        asked, sampling = self.request.begun, self.request.sampling
+        known = without_nameless(self.saved.given(), asked)
+        begun = {rollout.rollout_index: rollout for rollout in known}
+        raw = () if sampling.raw_logprobs else None
+        support = () if sampling.records_support else None
+        return tuple(
+            begun.get(index)
+            or Rollout(
+                rollout_index=index,
+                completion_ids=(),
+                loss_mask=(),
+                generator_logprobs=(),
+                version_spans=(),
+                finish_reason="abort",
+                text="",
+                raw_logprobs=raw,
+                kept_support=support,
+            )
+            for index in range(self.request.group_size)
+        )
+
     def go_on_from(self, rollouts: Sequence[Rollout]) -> None:
         """Have whoever is next begin with what was sampled."""
-        begun = tuple(rollout for rollout in rollouts if _holds_something(rollout))
-        self.request = dataclasses.replace(self.request, begun=begun)
+        self.saved = SavedGroup(self.request, filter(_holds_something, rollouts))
+
+    def note_loss(self) -> None:
+        """Note that whoever had it is lost."""
+        self.num_losses += 1
+        self.was_lost = True
+
+    def start_over(self) -> None:
+        """Have whoever is next begin as it was asked for."""
+        self.saved = SavedGroup(self.request, self.request.begun)
 
 
 def _holds_something(rollout: Rollout) -> bool:
     return bool(rollout.completion_ids) or not rollout.may_go_on
-
-
-def _as_known(request: GenerationRequest) -> tuple[Rollout, ...]:
-    begun = {rollout.rollout_index: rollout for rollout in request.begun}
-    raw = () if request.sampling.raw_logprobs else None
-    support = () if request.sampling.records_support else None
-    return tuple(
-        begun.get(index)
-        or Rollout(
-            rollout_index=index,
-            completion_ids=(),
-            loss_mask=(),
-            generator_logprobs=(),
-            version_spans=(),
-            finish_reason="abort",
-            text="",
-            raw_logprobs=raw,
-            kept_support=support,
-        )
-        for index in range(request.group_size)
-    )
 
 
 def batches(flights: Iterable[Flight]) -> list[dict[str, Flight]]:

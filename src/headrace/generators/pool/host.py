@@ -21,7 +21,9 @@ from headrace.generators.pool.proxy import (
     Hosted,
     MemberLostError,
     Question,
+    Report,
 )
+from headrace.generators.progress import Marks, Progress, TellsProgress
 from headrace.types import GenerationRequest, WeightNotice
 
 
@@ -53,6 +55,7 @@ class GeneratorHost:
 
         ``update_weights(publication, notice)``: numbers of publications only grow.
         ``pause()``, ``resume()``, ``abort(group_ids)``: see `Interruptible`.
+        ``progress(marks)``: return a `Report`, an empty one where the generator tells nothing.
         ``beat()``: return a `Beat`.
         """
         with _faults_told_apart():
@@ -65,6 +68,8 @@ class GeneratorHost:
                     await self._generator.resume()
                 case "abort":
                     await self._generator.abort(*arguments)
+                case "progress":
+                    return await self._report(*arguments)
                 case "beat":
                     return self._beat()
                 case _:
@@ -77,6 +82,12 @@ class GeneratorHost:
             policy_version=self._policy_version,
             metrics=dict(self._generator.metrics()),
         )
+
+    async def _report(self, marks: Marks) -> Report:
+        generator, progress = self._generator, Progress()
+        if isinstance(generator, TellsProgress):
+            progress = await generator.progress(marks)
+        return Report(incarnation=self._incarnation, progress=progress)
 
     async def _update(self, publication: int, notice: WeightNotice) -> None:
         async with self._loading:

@@ -1,9 +1,10 @@
 """GeneratorPool: the Generator role over members that live elsewhere, any of which may die.
 
 Owns: no token comes from other weights than the last published ones once `update_from` has
-returned, whichever members there are by then. A group is sampled anew where its member was lost,
-and its tokens are the same: they rest on seed, weights and place in the group alone. Which members
-there are is the roster's business, which groups are under way the workload's.
+returned, whichever members there are by then. Where a group's member was lost, another one goes on
+from what is known of it, and its tokens are the same: they rest on seed, weights and place in the
+group alone. Which members there are is the roster's business, which groups are under way the
+workload's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from headrace.errors import ConfigError, GeneratorFailure, HeadraceError, Weight
 from headrace.generators.pool.merging import over_members, over_time
 from headrace.generators.pool.proxy import GeneratorProxy, Launch, MemberLostError
 from headrace.generators.pool.roster import PoolSettings, Roster, RosterEvents
+from headrace.generators.pool.saving import saved_metrics
 from headrace.generators.pool.workload import WorkCounts, Workload
 from headrace.host import memory_shortage
 from headrace.roles import WeightStore
@@ -34,11 +36,16 @@ class GeneratorPool:
         self._store = store
         self._wanted = settings.num_members
         self._roster = Roster(launch, settings)
-        self._work = Workload(self._roster, max_losses=settings.max_restarts + 1)
+        self._work = Workload(
+            self._roster,
+            max_losses=settings.max_restarts + 1,
+            save_seconds=settings.save_seconds,
+            on_update=settings.on_update,
+        )
         self._roster.tell_of(
             RosterEvents(
                 admit=self._admit,
-                joined=self._work.dispatch,
+                joined=self._work.join,
                 lost=self._work.reissue,
                 surrendered=self._work.fail,
             )
@@ -93,11 +100,12 @@ class GeneratorPool:
         async with self._changing:
             self._require_open()
             self._notice = notice
-            self._work.newest_version = notice.policy_version
+            self._work.await_version(notice.policy_version)
             self._publication += 1
             if not self._roster.members:
                 self._roster.grow(self._wanted)
             await self._roster.tell_all("update_weights", self._publication, notice)
+            self._work.settle_version()
             await self._roster.until(lambda: self._has_failed or self.num_members > 0)
             self._require_open()
 
@@ -154,6 +162,7 @@ class GeneratorPool:
             share = min(member.take_busy_seconds() / seconds, 1.0)
             found[f"generator/member_{member.index}/busy_share"] = share
         counts, self._work.counts = self._work.counts, WorkCounts()
+        saved = self._work.saving.take_counts()
         return (
             found
             | over_members(counted)
@@ -161,8 +170,11 @@ class GeneratorPool:
                 "generator/pool/num_members": float(self.num_members),
                 "generator/pool/num_restarts": float(self._roster.take_restarts()),
                 "generator/pool/num_reissued_groups": float(counts.num_reissued),
-                "generator/pool/num_fenced_answers": float(counts.num_fenced),
+                "generator/pool/num_fenced_answers": float(counts.num_fenced + saved.num_fenced),
+                "generator/pool/num_continued_tokens": float(saved.num_continued),
+                "generator/pool/num_dropped_tokens": float(saved.num_dropped),
             }
+            | saved_metrics(saved, seconds, max(self.num_members, 1))
         )
 
     async def close(self) -> None:

@@ -11,10 +11,11 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
+from headrace.generators.progress import Progress
 from headrace.roles import Generator, Interruptible, WeightReader
 from headrace.types import GenerationRequest, RolloutGroup
 
-Question: TypeAlias = Literal["update_weights", "pause", "resume", "abort", "beat"]
+Question: TypeAlias = Literal["update_weights", "pause", "resume", "abort", "progress", "beat"]
 """What a member can be asked beside rollouts; `GeneratorHost.answer` says with which arguments."""
 
 
@@ -60,6 +61,15 @@ class Beat:
     """Of the weights that it samples from; None before the first."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the generator, since the last beat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a member has sampled of the groups that it was asked about, and not delivered."""
+
+    incarnation: int
+    """As of a `Delivery`."""
+    progress: Progress
 
 
 Deliveries: TypeAlias = AsyncGenerator[Delivery, None]

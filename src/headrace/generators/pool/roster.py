@@ -27,6 +27,7 @@ from headrace.generators.pool.proxy import (
     MemberLostError,
     Question,
 )
+from headrace.types import OnUpdate
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,6 +61,10 @@ class PoolSettings:
     """Before the first of these; doubled with each."""
     member_bytes: int = 0
     """Of this machine's memory that one takes at least; 0 where they are elsewhere."""
+    save_seconds: float = 1.0
+    """Between two reports of how far unfinished rollouts are; 0 has none made."""
+    on_update: OnUpdate = "wait"
+    """What members do with unfinished rollouts when their weights are replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class RosterEvents:
 
     admit: Callable[[GeneratorProxy], Awaitable[None]]
     """Bring a new incarnation to where the pool is, as long as that takes."""
-    joined: Callable[[], None]
+    joined: Callable[[Member, GeneratorProxy], None]
     """A member takes work from now on."""
     lost: Callable[[Member], None]
     """A member was fenced; whatever it was busy with is to be sampled elsewhere."""
@@ -240,7 +245,7 @@ class Roster:
         # No await between the end of that and this line: the pool must not have moved on.
         member.proxy = proxy
         self.say_changed()
-        self._events.joined()
+        self._events.joined(member, proxy)
 
     async def _watch(
         self, member: Member, proxy: GeneratorProxy, loss: asyncio.Future[str]

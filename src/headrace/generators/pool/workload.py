@@ -4,8 +4,8 @@
               the member's loss
 
 Owns: every group comes to its call exactly once, and stays whole on one member, since its rollouts
-share a prompt. Which members there are is the roster's business, which weights they have the
-pool's.
+share a prompt; what a lost member had told of it, another one goes on from (`saving`). Which
+members there are is the roster's business, which weights they have the pool's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from headrace.generators.pool.flights import Call, Flight, batches
 from headrace.generators.pool.member import Member
 from headrace.generators.pool.proxy import Delivery, GeneratorProxy, MemberLostError
 from headrace.generators.pool.roster import Roster
-from headrace.types import GenerationRequest, RolloutGroup
+from headrace.generators.pool.saving import Saving
+from headrace.types import GenerationRequest, OnUpdate, RolloutGroup
 
 MAX_NAMED = 5
 """Groups that an error names."""
@@ -44,10 +45,17 @@ class WorkCounts:
 class Workload:
     """Used from one event loop."""
 
-    def __init__(self, roster: Roster, *, max_losses: int) -> None:
-        """``max_losses``: members that may be lost with one group before its call fails."""
+    def __init__(
+        self, roster: Roster, *, max_losses: int, save_seconds: float, on_update: OnUpdate
+    ) -> None:
+        """``max_losses``: members that may be lost with one group before its call fails.
+
+        ``save_seconds``: see `Saving`. ``on_update``: what members do with unfinished rollouts.
+        """
         self._roster = roster
         self._max_losses = max_losses
+        self._on_update: OnUpdate = on_update
+        self.saving = Saving(roster, save_seconds)
         self._numbers = itertools.count()
         self._waiting: list[Flight] = []
         """Flights that no member has, in the order in which they were asked for."""
@@ -56,8 +64,7 @@ class Workload:
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: HeadraceError | None = None
         """Why nothing is sampled any more."""
-        self.newest_version = -1
-        """No token has a later one."""
+        self._settled_version: int | None = None
         self.counts = WorkCounts()
 
     def admit(self, requests: Sequence[GenerationRequest]) -> Call:
@@ -80,6 +87,19 @@ class Workload:
         if left and self.failure is None:
             self._start(self.abort_at_members(left))
 
+    def await_version(self, version: int) -> None:
+        """Note that members are given the weights of ``version``; no token has a later one."""
+        self.saving.newest_version, self._settled_version = version, None
+
+    def settle_version(self) -> None:
+        """Note that every member has them."""
+        self._settled_version = self.saving.newest_version
+
+    def join(self, member: Member, proxy: GeneratorProxy) -> None:
+        """Give work to ``member``, and have it tell how far that is."""
+        self._start(self.saving.keep_saving(member, proxy))
+        self.dispatch()
+
     def dispatch(self) -> None:
         """Give waiting groups to members, each to the one with the least left to compute."""
         chosen: dict[Member, list[Flight]] = defaultdict(list)
@@ -101,7 +121,7 @@ class Workload:
         again = []
         for flight in sorted(member.flights, key=lambda flight: flight.number):
             member.let_go(flight)
-            flight.num_losses += 1
+            flight.note_loss()
             if flight not in self._open:
                 continue
             if flight.is_aborted:
@@ -109,6 +129,9 @@ class Workload:
             elif flight.num_losses > self._max_losses:
                 flight.call.arrivals.put_nowait(self._lost_too_often(flight))
             else:
+                if 1 < flight.num_losses == self._max_losses:
+                    # The last time: what was saved may be what ends them.
+                    flight.start_over()
                 again.append(flight)
         self.counts.num_reissued += len(again)
         self._queue(again)
@@ -170,7 +193,7 @@ class Workload:
         What comes after a loss was noticed is counted and thrown away.
         """
         left = dict(batch)
-        requests = [flight.sent() for flight in batch.values()]
+        requests = [self._issue(flight) for flight in batch.values()]
         try:
             async with aclosing(proxy.generate(requests)) as deliveries:
                 async for delivery in deliveries:
@@ -185,6 +208,15 @@ class Workload:
                 for flight in left.values():
                     member.let_go(flight)
                     flight.call.arrivals.put_nowait(failure)
+
+    def _issue(self, flight: Flight) -> GenerationRequest:
+        known, was_lost = flight.saved.num_tokens, flight.was_lost
+        request = flight.issue(self._on_update, self._settled_version)
+        if was_lost:
+            asked = sum(len(rollout.completion_ids) for rollout in flight.request.begun)
+            self.saving.counts.num_continued += flight.saved.num_tokens - asked
+            self.saving.counts.num_dropped += known - flight.saved.num_tokens
+        return request
 
     def _receive(
         self,
@@ -204,12 +236,13 @@ class Workload:
             raise MemberLostError(msg)
         # Of what nobody waits for, even the versions may be of a history that was taken back.
         is_open = flight in self._open
-        if is_open and (problem := flight.misfit(delivery.group, self.newest_version)):
+        if is_open and (problem := flight.misfit(delivery.group, self.saving.newest_version)):
             msg = f"it answered with {problem}"
             raise MemberLostError(msg)
         member.losses_in_a_row = 0
         member.let_go(flight)
         if is_open:
+            self.saving.note_delivered(delivery.group)
             self._take(flight, delivery.group)
         self.dispatch()
         self._roster.say_changed()

@@ -18,6 +18,7 @@ import torch
 
 from headrace.errors import GeneratorFailure, WeightSyncError
 from headrace.generators.failure_watch import FailureWatch
+from headrace.generators.progress import Marks, Progress
 from headrace.generators.stop_strings import Decode, completes_stop_string
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.rollout_state import (
@@ -30,6 +31,7 @@ from headrace.generators.torch_engine.rollout_state import (
 from headrace.generators.torch_engine.runner_role import Runner
 from headrace.generators.torch_engine.sampling import draw, uniforms
 from headrace.generators.torch_engine.scheduler import Branch, Scheduler
+from headrace.generators.torch_engine.snapshot import snapshot
 from headrace.generators.torch_engine.statistics import Statistics
 from headrace.models.weights import checksum
 from headrace.types import FinishReason, GenerationRequest, OnUpdate, WeightUpdate
@@ -207,6 +209,12 @@ class Engine:
     def _hand_back(self, ticket: Ticket) -> None:
         self.statistics.num_aborted += 1
         ticket.collector.add(ticket.taken_back())
+
+    def progress(self, marks: Marks) -> Progress:
+        """Return what is new of unfinished groups behind ``marks``, and the time that took."""
+        began = time.monotonic()
+        parts = snapshot(self._running, self._scheduler.tickets, marks, self._decode)
+        return Progress(parts=parts, seconds=time.monotonic() - began)
 
     def clear(self) -> None:
         """Forget everything that runs or waits, and the cache, which may hold what went wrong.

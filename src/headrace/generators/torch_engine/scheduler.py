@@ -88,6 +88,11 @@ class Scheduler:
         """Rollouts that wait or are being prefilled."""
         return sum(len(branch.tickets) for branch in (*self._waiting, *self._prefilling))
 
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Of those rollouts."""
+        return [ticket for b in (*self._waiting, *self._prefilling) for ticket in b.tickets]
+
     def submit(self, requests: Sequence[GenerationRequest]) -> list[GroupCollector]:
         """Queue what ``requests`` leave to be sampled, in order; return where each is collected."""
         collectors = [GroupCollector(request=request) for request in requests]

@@ -17,6 +17,7 @@ from headrace.generators.pool.proxy import (
     Deliveries,
     Delivery,
     Hosted,
+    HostedGenerator,
     MemberLostError,
     Question,
 )
@@ -31,7 +32,7 @@ class FakeProxy:
 
     def __init__(self, lab: PoolLab, member: int, incarnation: int) -> None:
         self.lab, self.member, self.incarnation = lab, member, incarnation
-        self.generator = FakeGenerator()
+        self.generator: Any = lab.make()
         self.host = GeneratorHost(
             Hosted(generator=self.generator, weights=FakeReader()), incarnation=incarnation
         )
@@ -107,6 +108,8 @@ class PoolLab:
     sent: list[tuple[int, GenerationRequest]] = field(default_factory=list)
     """Member and request, in the order in which they were sent."""
     store: FakeStore = field(default_factory=FakeStore)
+    make: Callable[[], HostedGenerator] = FakeGenerator
+    """What members hold."""
 
     async def __call__(self, *, member: int, incarnation: int) -> FakeProxy:
         await asyncio.sleep(0)
