@@ -44,6 +44,8 @@ from headrace.waves import PausableGenerator, WaveParts, Waves
 
 WATCH_SECONDS = 60.0
 """How long nothing may arrive before the controller names what it waits for."""
+STOP_SECONDS = 5.0
+"""For weights on their way when a run is stopped at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,10 @@ class Controller:
         """
         try:
             return await self._run()
+        except asyncio.CancelledError:
+            # Whoever stops a run at once waits for no generator that hangs, or is still to start.
+            await self._publishing.settle(STOP_SECONDS)
+            raise
         finally:
             # Generators live on where a learner is started again: none is left half told.
             await self._publishing.settle()

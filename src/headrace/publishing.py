@@ -51,10 +51,13 @@ class Publishing:
         if self._last is not None:
             await self._last.over()
 
-    async def settle(self) -> None:
-        """Return once nothing is under way, whatever comes of it: there is an error already."""
+    async def settle(self, at_most: float | None = None) -> None:
+        """Return once nothing is under way, whatever comes of it: there is an error already.
+
+        After ``at_most`` seconds, if they are given, what is under way is given up.
+        """
         if self._last is not None:
-            await self._last.ended()
+            await self._last.ended(at_most)
 
     def take_seconds(self) -> float:
         """Return what the publications took that ended since the last call, from their begin."""
@@ -85,8 +88,11 @@ class Publication:
         # Whoever stops waiting leaves it under way: what is half told must come to its end.
         await asyncio.shield(self._task)
 
-    async def ended(self) -> None:
-        """Return once it has ended, well or not."""
-        await asyncio.wait({self._task})
+    async def ended(self, at_most: float | None) -> None:
+        """Return once it has ended, well or not; after ``at_most`` seconds it is cancelled."""
+        await asyncio.wait({self._task}, timeout=at_most)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
         if not self._task.cancelled():
             self._task.exception()  # somebody has heard of it, or of what came before it

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fakes import FakeWeightSync, World, evaluation_plan
 
+from headrace import controller
 from headrace.errors import DivergedError, WeightSyncError
 from headrace.types import StepRecord
 
@@ -172,6 +173,25 @@ def test_a_run_that_is_cancelled_leaves_no_generator_half_told() -> None:
 
     asyncio.run(cancelled())
     assert ("publish", 1) in at.journal
+
+
+def test_a_run_that_is_cancelled_does_not_wait_for_a_generator_that_never_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller, "STOP_SECONDS", 0.05)
+    for first in (0, 2):  # before anything is generated, and in the middle of training
+        at = world(behind)
+        at.weight_sync.gate = lambda version, first=first: version < first
+
+        async def cancelled(at: World = at, first: int = first) -> asyncio.Task[object]:
+            run = asyncio.create_task(at.controller().run())
+            await come_true(lambda: ("copy", first) in at.journal)
+            run.cancel()
+            await asyncio.wait({run})
+            return run
+
+        assert asyncio.run(cancelled()).cancelled()
+        assert ("publish", first) not in at.journal
 
 
 # --- who waits ------------------------------------------------------------------------------------
