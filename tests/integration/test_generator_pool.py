@@ -71,6 +71,11 @@ def steps(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "step"]
 
 
+def events(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def total(run: Path, name: str) -> float:
     return sum(step["metrics"][f"generator/pool/{name}"] for step in steps(run))
 
@@ -120,9 +125,12 @@ def test_the_quickstart_learns_the_same_from_one_generator_and_from_three(tmp_pa
     assert rollouts(one) == rollouts(three)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_generator_that_dies_or_hangs_changes_nothing_of_what_is_learned(
-    slow_lab: Lab, finished: Path, how: signal.Signals
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "gave no sign of life")],
+)
+def test_a_generator_that_dies_or_hangs_changes_nothing_of_what_is_learned_and_is_on_record(
+    slow_lab: Lab, finished: Path, how: signal.Signals, cause: str
 ) -> None:
     run = slow_lab.folder / "hurt"
     running = slow_lab.train("hurt", *pool_of(2), *QUICKLY)
@@ -132,6 +140,10 @@ def test_a_generator_that_dies_or_hangs_changes_nothing_of_what_is_learned(
     succeed(running)
     assert all_gone([victim])
     check_equal(run, finished)
+    losses = [event["fields"] for event in events(run) if event["kind"] == "generator_lost"]
+    assert [fields for fields in losses if cause in fields["cause"]]
+    assert {"member", "incarnation", "reissued"} <= losses[0].keys()
+    assert "generator_lost" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_run_whose_generators_all_die_says_what_began_it(slow_lab: Lab) -> None:

@@ -8,7 +8,7 @@ a monitor that cannot start does stop the run, before any work.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from headrace.roles import Monitor
 from headrace.types import EvaluationRecord, RunEvent, StepRecord
@@ -34,7 +34,12 @@ class FanoutMonitor:
 
     def on_event(self, event: RunEvent) -> None:
         """Pass an event on."""
+        self._step = event.step
         self._each(lambda monitor: monitor.on_event(event), event.step)
+
+    def tell(self, kind: str, message: str, fields: Mapping[str, object]) -> None:
+        """Pass on an event of somebody who knows no steps: it is of the last one heard of."""
+        self.on_event(RunEvent(kind=kind, step=self._step, message=message, fields=fields))
 
     def close(self) -> None:
         """Close every monitor that still works; one that fails does not keep the others open.

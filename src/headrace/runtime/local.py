@@ -28,6 +28,7 @@ from headrace.controller import Controller, Parts, Plan, RunOutcome
 from headrace.data import Ledger, PromptStream
 from headrace.errors import CheckpointError, RunDirectoryError
 from headrace.generators import default_cache_bytes
+from headrace.generators.pool import GeneratorPool
 from headrace.held_out import CanaryPlan, EvaluationPlan
 from headrace.learners import CheckpointStore, StoredCheckpoint
 from headrace.monitors import (
@@ -71,7 +72,7 @@ class _Kept:
     directory: Path
     store: CheckpointStore
     ledger: Ledger
-    monitor: Monitor
+    monitor: FanoutMonitor
     records: JsonlMonitor
     """One of those behind ``monitor``."""
     recording: Recording
@@ -107,6 +108,8 @@ class _Kept:
                 config, prepared.model, self.generator_compute, self.channel
             )
             self.stack.push_async_callback(generator.close)
+            if isinstance(generator, GeneratorPool):
+                generator.tell_events(self.monitor.tell)
             seconds = config.faults.verifier_deadline_seconds
             verifier = DeadlineVerifier(self.places.verifier(config), seconds)
             self.stack.push_async_callback(verifier.close)
@@ -306,7 +309,8 @@ class LocalRun:
         step = beginning.step
         if beginning.death is not None:
             message = f"{beginning.death}. It is started again from step {step}"
-            return RunEvent(kind=RESTART, step=step, message=message)
+            fields = {"cause": str(beginning.death)}
+            return RunEvent(kind=RESTART, step=step, message=message, fields=fields)
         kind, verb = (RESUME, "resumed at") if self.resume else (START, "started from")
         return RunEvent(kind=kind, step=step, message=f"{verb} step {step}")
 
@@ -324,7 +328,7 @@ class LocalRun:
 
     def _monitor(
         self, stack: AsyncExitStack, records: JsonlMonitor, recording: Recording
-    ) -> Monitor:
+    ) -> FanoutMonitor:
         config = self.prepared.config
         # Rollouts first: they are written late, and the others hear of what fails at the end.
         monitors: list[Monitor] = [] if recording.monitor is None else [recording.monitor]

@@ -56,6 +56,20 @@ def test_every_record_reaches_every_monitor_in_order() -> None:
     assert first.seen == second.seen == [STEP, EVALUATION, EVENT, "closed"]
 
 
+def test_an_event_of_somebody_who_knows_no_steps_is_of_the_last_one_heard_of() -> None:
+    recorder = Recorder()
+    fanout = FanoutMonitor([recorder])
+    fanout.tell("lost", "before the first", {})
+    fanout.on_step(STEP)
+    fanout.tell("lost", "after it", {"member": 1})
+    fanout.on_event(RunEvent(kind="learner_restart", step=2, message="from step 2"))
+    fanout.tell("lost", "after that", {})
+
+    told = [event for event in recorder.seen if getattr(event, "kind", "") == "lost"]
+    assert [event.step for event in told] == [0, 3, 2]
+    assert told[1] == RunEvent(kind="lost", step=3, message="after it", fields={"member": 1})
+
+
 def test_a_monitor_that_raises_is_reported_once_and_hears_nothing_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

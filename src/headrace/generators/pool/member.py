@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.generators.pool.flights import Flight
@@ -25,12 +25,15 @@ class Member:
     proxy: GeneratorProxy | None = None
     """Of the incarnation that serves; None while there is none."""
     incarnation: int = -1
+    """Of the last one that was begun."""
     flights: set[Flight] = field(default_factory=set)
     """Groups that it samples."""
     takes_work: bool = True
     """Whether it is to stay."""
     is_over: bool = False
     """Whether it was given up."""
+    reissued: Sequence[str] = ()
+    """Groups that went to others with its last loss, until that was told."""
     losses_in_a_row: int = 0
     """Incarnations lost since the last group that came of one."""
     loss: asyncio.Future[str] | None = None

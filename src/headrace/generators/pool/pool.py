@@ -19,6 +19,7 @@ from headrace.generators.pool.merging import over_members, over_time
 from headrace.generators.pool.proxy import GeneratorProxy, Launch, MemberLostError
 from headrace.generators.pool.roster import PoolSettings, Roster, RosterEvents
 from headrace.generators.pool.saving import saved_metrics
+from headrace.generators.pool.telling import Tell
 from headrace.generators.pool.workload import WorkCounts, Workload
 from headrace.host import memory_shortage
 from headrace.roles import WeightStore
@@ -58,6 +59,10 @@ class GeneratorPool:
         """Of weights, and of which members there are."""
         self._resizing = asyncio.Lock()
         self._metrics_since = time.monotonic()
+
+    def tell_events(self, tell: Tell) -> None:
+        """Have ``tell`` hear of losses, restarts and what is thrown away, in place of the log."""
+        self._roster.telling.tell = tell
 
     @property
     def num_members(self) -> int:

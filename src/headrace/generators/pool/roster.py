@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,9 +26,8 @@ from headrace.generators.pool.proxy import (
     MemberLostError,
     Question,
 )
+from headrace.generators.pool.telling import Telling
 from headrace.types import OnUpdate
-
-_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -95,6 +93,7 @@ class Roster:
         self._losses: list[str] = []
         self._burials: set[asyncio.Task[None]] = set()
         """Ends of processes that are under way."""
+        self.telling = Telling()
         self.members: list[Member] = []
         self.num_restarts = 0
         """Starts that followed a loss, since somebody took the number."""
@@ -216,8 +215,8 @@ class Roster:
     async def _live(self, member: Member) -> None:
         """Start one incarnation and stay with it. Raises MemberLostError when it is over."""
         incarnation = next(self._incarnations)
-        proxy = await self._launch(member=member.index, incarnation=incarnation)
         member.incarnation = incarnation
+        proxy = await self._launch(member=member.index, incarnation=incarnation)
         member.loss = asyncio.get_running_loop().create_future()
         # No TaskGroup: one that fails while it is cancelled keeps to itself that it was.
         both = [
@@ -244,6 +243,8 @@ class Roster:
         await self._events.admit(proxy)
         # No await between the end of that and this line: the pool must not have moved on.
         member.proxy = proxy
+        if member.losses_in_a_row:
+            self.telling.restarted(member)
         self.say_changed()
         self._events.joined(member, proxy)
 
@@ -291,10 +292,11 @@ class Roster:
     def _note_loss(self, member: Member, why: str) -> None:
         member.losses_in_a_row += 1
         self._losses.append(f"generator {member.index}: {why}")
-        _LOG.warning("generator %d was lost: %s", member.index, why)
+        self.telling.lost(member, why)
 
     def _give_up(self, member: Member) -> None:
         member.is_over = True
+        self.telling.given_up(member)
         self.say_changed()
         if all(other.is_over for other in self.members):
             msg = (

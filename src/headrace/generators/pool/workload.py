@@ -134,6 +134,7 @@ class Workload:
                     flight.start_over()
                 again.append(flight)
         self.counts.num_reissued += len(again)
+        member.reissued = [flight.group_id for flight in again]
         self._queue(again)
         self.dispatch()
 
@@ -226,10 +227,11 @@ class Workload:
         delivery: Delivery,
     ) -> None:
         """Take one group of ``left`` out. Raises MemberLostError for what was not asked for."""
+        group_id = getattr(delivery.group, "group_id", None)
         if member.proxy is not proxy or delivery.incarnation != member.incarnation:
             self.counts.num_fenced += 1
+            self._roster.telling.fenced(member, delivery.incarnation, str(group_id))
             return
-        group_id = getattr(delivery.group, "group_id", None)
         flight = None if group_id is None else left.pop(group_id, None)
         if flight is None:
             msg = f"it answered with group {group_id}, which it was not asked for"
