@@ -175,7 +175,11 @@ def test_a_load_uses_the_memory_of_the_one_before() -> None:
 def test_tiles_are_used_where_linux_says_that_the_processor_has_them() -> None:
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text("utf-8").split() if cpuinfo.exists() else []
-    assert may_use_tiles() == {"amx_tile", "amx_bf16"}.issubset(flags)
+    has_tiles = {"amx_tile", "amx_bf16"}.issubset(flags)
+    if "NUMBA_CPU_FEATURES" in os.environ:  # as if on another processor
+        assert has_tiles or not may_use_tiles()
+    else:
+        assert may_use_tiles() == has_tiles
 
 
 WITHOUT_TILES = """

@@ -303,8 +303,9 @@ def test_a_rollout_that_takes_too_long_fails_and_is_never_drawn_again(lab: Lab) 
 
 def test_a_server_that_hangs_is_left_for_another_one(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(2, control_deadline_seconds=2.0) as site:
+        async with lab.site(2) as site:
             await site.load(1)
+            site.is_hasty(control_deadline_seconds=4.0)
             site.servers[0].credit = 0
             site.servers[0].faults["/health_generate"] = [silent]
             found = await site.collect(lab.request("a", size=3))
@@ -317,11 +318,12 @@ def test_a_server_that_hangs_is_left_for_another_one(lab: Lab) -> None:
 
 def test_a_server_that_is_slow_and_well_is_waited_for(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(2, control_deadline_seconds=2.0) as site:
+        async with lab.site(2) as site:
             await site.load(1)
+            site.is_hasty(control_deadline_seconds=4.0)
             site.servers[0].credit = 0
             task = site.begin(lab.request())
-            await site.seen("/health_generate", 2)
+            await site.seen("/health_generate")
             site.servers[0].credit = None
             assert (await task)["a"].rollouts
             assert site.servers[1].bodies("/generate") == []
@@ -331,14 +333,15 @@ def test_a_server_that_is_slow_and_well_is_waited_for(lab: Lab) -> None:
 
 def test_a_server_that_is_asked_at_a_standstill_is_not_lost(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(control_deadline_seconds=2.0) as site:
+        async with lab.site() as site:
             await site.load(1)
+            site.is_hasty(control_deadline_seconds=4.0)
             site.server.credit = 0
             site.server.faults["/health_generate"] = [silent]
             task = site.begin(lab.request())
             await site.seen("/health_generate")
             await site.generator.pause()
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(4.5)
             site.server.credit = None
             await site.generator.resume()
             assert (await task)["a"].rollouts

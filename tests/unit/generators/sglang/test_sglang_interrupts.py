@@ -76,11 +76,11 @@ def test_a_pause_waits_for_the_scheduler_and_not_for_the_front_alone(lab: Lab) -
 
 def test_time_at_a_standstill_is_not_part_of_a_deadline(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(rollout_deadline_seconds=1.5) as site:
+        async with lab.site(rollout_deadline_seconds=4.0) as site:
             await site.load(1)
             task = await begin(site, lab, 4)
             await site.generator.pause()
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(4.5)
             await site.generator.abort(["a"])
             assert len((await task)["a"].rollouts[0].completion_ids) == 4
 
@@ -332,10 +332,11 @@ def test_an_abort_that_overtakes_its_request_is_told_again(lab: Lab) -> None:
 
 def test_a_server_that_answers_no_abort_costs_what_it_had_sampled_alone(lab: Lab) -> None:
     async def work() -> None:
-        async with lab.site(control_deadline_seconds=1.0) as site:
+        async with lab.site() as site:
             await site.load(1)
             part = await aborted(site, await begin(site, lab, 4))
             task = await begin(site, lab, 2, begun=part)
+            site.is_hasty(control_deadline_seconds=1.0)
             await site.generator.abort(["a"])  # no step is made, so no answer comes
             assert (await task)["a"].rollouts == part
 
