@@ -26,7 +26,7 @@ from headrace.verifiers.sandbox.execution import Ending, Execution, Job, Limits,
 
 
 def job(source: str = "print 1", job_id: str = "a", **fields: Any) -> Job:  # noqa: ANN401 - of Job
-    return Job(job_id=job_id, source=source, **{"limits": Limits(wall_seconds=5.0), **fields})
+    return Job(job_id=job_id, source=source, **{"limits": Limits(wall_seconds=30.0), **fields})
 
 
 class FakeExecutor:
