@@ -30,6 +30,7 @@ from headrace.models.decoder import Decoder
 from headrace.models.foreign import Policy
 from headrace.models.lora import MergedWeights, adapter_of
 from headrace.models.weights import copied_update, weight_update
+from headrace.patience import wait_patiently
 from headrace.roles import WeightRoom
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
@@ -153,16 +154,15 @@ class TorchLearner(PolicyUpdater):
             raise self._hung
         done = asyncio.wrap_future(self._compute.submit(work))
         try:
-            await asyncio.wait({done}, timeout=self._deadline_seconds)
-            if done.done():
+            if not await wait_patiently({done}, self._deadline_seconds):
                 return done.result()
         finally:
             done.cancel()
         self._hung = LearnerHungError(
             f"{what} has not ended within faults.learner_deadline_seconds = "
             f"{self._deadline_seconds:g}: the learner computes in the controller's process, where "
-            "nothing can end it; go on with --resume, and give it a process of its own "
-            "(learner.parallel.own_process = true), which is started again"
+            "nothing can end it. Go on with --resume; allow more if it was only slow, or give it a "
+            "process of its own (learner.parallel.own_process = true), which is started again"
         )
         self._compute.give_up()
         raise self._hung

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from headrace.child.channel import READY, Request, encode
 from headrace.child.process import ChildEndedError, ChildProcess, launch, state_of
 from headrace.errors import LearnerFailure, RunError
+from headrace.patience import wait_patiently
 
 T = TypeVar("T")
 
@@ -165,10 +166,9 @@ class RankProcesses:
 
     async def _answers(self, expected: Sequence[asyncio.Future[Any]], what: str) -> list[Any]:
         """Wait for the ranks; unblocked by their answers, by a failure, or by the deadline."""
-        done, waiting = await asyncio.wait(
-            expected, timeout=self._timeout, return_when=asyncio.FIRST_EXCEPTION
-        )
-        is_late = not any(future.exception() for future in done) and bool(waiting)
+        waiting = await wait_patiently(expected, self._timeout, stops_at_failure=True)
+        failed = any(future.exception() for future in expected if future not in waiting)
+        is_late = bool(waiting) and not failed
         if waiting and not is_late:
             _, waiting = await asyncio.wait(waiting, timeout=GRACE_SECONDS)
         errors = [future.exception() if future.done() else None for future in expected]
