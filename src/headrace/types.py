@@ -426,6 +426,8 @@ class WeightNotice:
     parts: tuple[WeightPart, ...]
     """The first one holds all weights; each of the others what changed since the one before. Who
     holds one of these versions reads only what comes after it; who holds none reads all."""
+    num_readers: int = 1
+    """Processes that are told of it at the same time, for who sends to all of them together."""
 
     def __post_init__(self) -> None:
         versions = [part.policy_version for part in self.parts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -10,6 +12,8 @@ from headrace.config import WeightSyncConfig
 from headrace.errors import ConfigError
 from headrace.roles import WeightReader, WeightRoom, WeightStore
 from headrace.weight_sync.blocks import Carrier, Fetcher
+from headrace.weight_sync.broadcast import BroadcastCarrier
+from headrace.weight_sync.broadcast_reader import BroadcastReader
 from headrace.weight_sync.chained import ChainedReader, ChainedStore
 from headrace.weight_sync.files import FileCarrier, FileFetcher
 from headrace.weight_sync.network import NetworkCarrier, NetworkFetcher
@@ -39,6 +43,8 @@ def build_weight_channel(config: WeightSyncConfig, compute: ComputeThread | None
 
     ``compute``: where the learner computes, which copies the weights. Raises ConfigError.
     """
+    if config.transport == "broadcast":
+        return _broadcasting(config, compute)
     carrier, fetcher = _carried(config)
     if config.delta is not None:
         return WeightChannel(
@@ -64,6 +70,8 @@ def _carried(config: WeightSyncConfig) -> tuple[Carrier, Fetcher]:
             return FileCarrier(directory=config.directory), fetcher
         case "network":
             return _listening(config), NetworkFetcher(seconds=config.deadline_seconds)
+        case "broadcast":
+            raise AssertionError(config.transport)  # it has no fetcher: nobody reads it alone
         case "memory":
             msg = (
                 'weight_sync.transport = "memory": weights by reference stay in one process, and '
@@ -74,9 +82,25 @@ def _carried(config: WeightSyncConfig) -> tuple[Carrier, Fetcher]:
             assert_never(config.transport)
 
 
+def _broadcasting(config: WeightSyncConfig, compute: ComputeThread | None) -> WeightChannel:
+    with _at_host(config):
+        carrier = BroadcastCarrier(
+            config.host, bucket_bytes=config.bucket_mib << 20, seconds=config.deadline_seconds
+        )
+    reader = BroadcastReader(seconds=config.deadline_seconds)
+    return WeightChannel(store=WholeStore(carrier, compute), reader=reader)
+
+
 def _listening(config: WeightSyncConfig) -> NetworkCarrier:
-    try:
+    with _at_host(config):
         return NetworkCarrier(config.host, fan_out=config.fan_out, seconds=config.deadline_seconds)
+
+
+@contextmanager
+def _at_host(config: WeightSyncConfig) -> Iterator[None]:
+    """Raise ConfigError where nobody can listen there."""
+    try:
+        yield
     except OSError as error:
         msg = (
             f'weight_sync.host = "{config.host}": cannot listen there ({error}); give an address '

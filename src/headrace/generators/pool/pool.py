@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from headrace.errors import ConfigError, GeneratorFailure, HeadraceError, WeightSyncError
 from headrace.generators.pool.merging import over_members, over_time
@@ -109,7 +110,8 @@ class GeneratorPool:
             self._publication += 1
             if not self._roster.members:
                 self._roster.grow(self._wanted)
-            await self._roster.tell_all("update_weights", self._publication, notice)
+            told = replace(notice, num_readers=max(1, self.num_members))
+            await self._roster.tell_all("update_weights", self._publication, told)
             self._work.settle_version()
             await self._roster.until(lambda: self._has_failed or self.num_members > 0)
             self._require_open()

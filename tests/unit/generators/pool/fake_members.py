@@ -22,7 +22,7 @@ from headrace.generators.pool.proxy import (
     Question,
 )
 from headrace.generators.pool.roster import PoolSettings
-from headrace.types import GenerationRequest, RolloutGroup
+from headrace.types import GenerationRequest, RolloutGroup, WeightNotice
 
 PATIENCE_SECONDS = 240.0
 
@@ -60,6 +60,10 @@ class FakeProxy:
 
     async def ask(self, question: Question, *arguments: object) -> Any:  # noqa: ANN401 - by question
         self.questions.append(question)
+        if question == "update_weights":
+            _, told = arguments
+            assert isinstance(told, WeightNotice)
+            self.lab.told.append((told.policy_version, told.num_readers))
         self.lab.before_question(self, question)
         return await self._alive(self.host.answer(question, *arguments))
 
@@ -107,6 +111,8 @@ class PoolLab:
     proxies: list[FakeProxy] = field(default_factory=list)
     sent: list[tuple[int, GenerationRequest]] = field(default_factory=list)
     """Member and request, in the order in which they were sent."""
+    told: list[tuple[int, int]] = field(default_factory=list)
+    """Version of each notice, and how many were told of it at the same time."""
     store: FakeStore = field(default_factory=FakeStore)
     make: Callable[[], HostedGenerator] = FakeGenerator
     """What members hold."""

@@ -22,6 +22,19 @@ def test_it_refuses_to_generate_before_its_first_weights() -> None:
     PoolLab().run(work)
 
 
+def test_members_are_told_how_many_are_told_at_the_same_time() -> None:
+    lab = PoolLab()
+
+    async def work(pool: GeneratorPool) -> None:
+        await pool.update_from(notice(1))
+        await until(lambda: pool.num_members == 3)
+        await pool.update_from(notice(2))
+        assert lab.told[:3] == [(1, 1)] * 3, "who starts comes alone"
+        assert lab.told[3:] == [(2, 3)] * 3
+
+    lab.run(work)
+
+
 def test_every_group_is_yielded_once_as_it_was_asked_for() -> None:
     asked = [request(f"g{n}", seed=n) for n in range(20)]
 
