@@ -39,7 +39,7 @@ from headrace.kernels.vectors import (
 @compile_time
 def room(_context: Any, count: Any) -> Any:
     """(count) -> the address of ``count`` fp32 numbers on the caller's own stack."""
-    size = _literal(count)
+    size = literal(count)
 
     def generate(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
         return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(F32, size)), I64)
@@ -50,7 +50,7 @@ def room(_context: Any, count: Any) -> Any:
 @compile_time
 def zeros(_context: Any, count: Any) -> Any:
     """(count) -> a tuple of so many vectors of zeros."""
-    size = _literal(count)
+    size = literal(count)
 
     def generate(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
         return cgutils.pack_array(builder, [constant(0.0)] * size)
@@ -61,7 +61,7 @@ def zeros(_context: Any, count: Any) -> Any:
 @compile_time
 def read_rows(_context: Any, count: Any, address: Any, stride: Any) -> Any:
     """(count, address, stride) -> a tuple of fp32 vectors that lie ``stride`` bytes apart."""
-    size = _literal(count)
+    size = literal(count)
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         at, found = values[1], []
@@ -221,8 +221,8 @@ def dot_rows(
     ``ahead``: memory to be read later, of which ``pace`` bytes are asked for with each word.
     Sums grow word by word, in whichever tile a row lies, so its bits depend on nothing else.
     """
-    size, vectors = _literal(num_rows), _literal(width)
-    product_of = _MULTIPLY_ADD[PRODUCTS[_literal(product)]]
+    size, vectors = literal(num_rows), literal(width)
+    product_of = _MULTIPLY_ADD[PRODUCTS[literal(product)]]
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         rows, stride, panel, words, first, out, ahead, pace = values[3:]
@@ -333,7 +333,8 @@ class _Bf16(ir.Type):
         return hash(_Bf16)
 
 
-def _literal(kind: Any) -> int:
+def literal(kind: Any) -> int:
+    """Return the number that a kernel is compiled for. Raises RequireLiteralValue."""
     if not isinstance(kind, types.IntegerLiteral):
         msg = "must be known when the kernel is compiled"
         raise RequireLiteralValue(msg)

@@ -230,15 +230,23 @@ def write_fp32(builder: ir.IRBuilder, values: Any) -> Any:
     builder.store(values[1], pointer_to(builder, values[0], FLOATS), align=4)
 
 
+def rounded_to_bf16(builder: ir.IRBuilder, numbers: Any) -> Any:
+    """Emit what rounds fp32 to the bits of bf16: to nearest, ties to even; a NaN stays one.
+
+    Not by the instruction that some processors have, which takes the smallest numbers for zeros.
+    """
+    bits = builder.bitcast(numbers, WORDS)
+    is_odd = builder.and_(builder.lshr(bits, whole(16)), whole(1))
+    rounded = builder.add(bits, builder.add(is_odd, whole(0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", numbers, numbers)
+    rounded = builder.select(is_nan, builder.or_(bits, whole(0x400000)), rounded)
+    return builder.trunc(builder.lshr(rounded, whole(16)), HALVES)
+
+
 @_function(types.void, types.intp, Vector)
 def write_bf16(builder: ir.IRBuilder, values: Any) -> Any:
     """(address, x): store 16 bf16 numbers, rounded to nearest, ties to even."""
-    bits = builder.bitcast(values[1], WORDS)
-    is_odd = builder.and_(builder.lshr(bits, whole(16)), whole(1))
-    rounded = builder.add(bits, builder.add(is_odd, whole(0x7FFF)))
-    is_nan = builder.fcmp_unordered("uno", values[1], values[1])
-    rounded = builder.select(is_nan, builder.or_(bits, whole(0x400000)), rounded)
-    halves = builder.trunc(builder.lshr(rounded, whole(16)), HALVES)
+    halves = rounded_to_bf16(builder, values[1])
     builder.store(halves, pointer_to(builder, values[0], HALVES), align=2)
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.calls import Call
-from headrace.kernels.checksums import STRIDE, checksum_kernel
+from headrace.kernels.checksums import LINE, STRIDE, checksum_kernel
 from headrace.kernels.narrowing import narrowing_kernel
 from headrace.types import WeightUpdate
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _MODULUS = (1 << 61) - 1
 """A prime: a power of two would lose the highest bit, which is a sign."""
-_EVEN = 0x1E3779B97F4A7C16
+EVEN = 0x1E3779B97F4A7C16
 """Times the row's number, plus 1: the factor of a row. Large, so that rows do not cancel."""
 
 MAX_NAMED = 3
@@ -38,14 +38,17 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> int:
     left out, an old one kept, two exchanged, one transposed, rows in another order), not against an
     adversary: the words of one row are summed.
     """
-    return sum(_term(name, tensor, _content(tensor)) for name, tensor in tensors) % _MODULUS
+    return checksum_of((name, tensor, content(tensor)) for name, tensor in tensors)
 
 
-def _term(name: str, tensor: Tensor, content: int) -> int:
-    """Return what a tensor of this `_content` adds to a checksum."""
-    head = f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
-    # An odd factor for each name, so that two exchanged tensors do not cancel.
-    return (2 * zlib.crc32(head) + 1) * (content + 1)
+def checksum_of(tensors: Iterable[tuple[str, Tensor, int]]) -> int:
+    """Return the `checksum` of tensors whose `content` is known: name, tensor and that of each."""
+    total = 0
+    for name, tensor, found in tensors:
+        head = f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+        # An odd factor for each name, so that two exchanged tensors do not cancel.
+        total += (2 * zlib.crc32(head) + 1) * (found + 1)
+    return total % _MODULUS
 
 
 def weight_update(policy_version: int, tensors: Mapping[str, Tensor]) -> WeightUpdate:
@@ -63,22 +66,22 @@ def copied_update(
 
     Each is summed while it is still in the processor's cache.
     """
-    total = sum(
-        _term(name, targets[name], _copied(tensor, targets[name]))
-        for name, tensor in tensors.items()
+    found = checksum_of(
+        (name, targets[name], _copied(tensor, targets[name])) for name, tensor in tensors.items()
     )
-    return WeightUpdate(policy_version=policy_version, tensors=targets, checksum=total % _MODULUS)
+    return WeightUpdate(policy_version=policy_version, tensors=targets, checksum=found)
 
 
 def _copied(tensor: Tensor, target: Tensor) -> int:
-    """Have ``target`` hold ``tensor`` in its own dtype; return its `_content`."""
+    """Have ``target`` hold ``tensor`` in its own dtype; return its `content`."""
     is_narrowed = (tensor.dtype, target.dtype) == (torch.float32, torch.bfloat16)
     lie_alike = tensor.is_contiguous() and tensor.shape == target.shape and tensor.numel() > 0
     on_processor = tensor.device.type == target.device.type == "cpu"
-    if not (is_narrowed and lie_alike and on_processor and _is_in_strides(target)):
-        return _content(target.copy_(tensor))
+    is_in_lines = target.data_ptr() % LINE == 0
+    if not (is_narrowed and lie_alike and on_processor and is_in_lines and _is_in_strides(target)):
+        return content(target.copy_(tensor))
     total = np.zeros(1, dtype=np.int64)
-    call = Call(narrowing_kernel(_EVEN), 6)
+    call = Call(narrowing_kernel(EVEN), 6)
     call[1], call[2] = len(target), target.nbytes // len(target) // 8
     call[3], call[4], call[5] = tensor.data_ptr(), target.data_ptr(), total.ctypes.data
     call.run(torch.get_num_threads(), target.nbytes // 8)
@@ -95,7 +98,7 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.detach().contiguous().view(whole), second.contiguous().view(whole))
 
 
-def _content(tensor: Tensor) -> int:
+def content(tensor: Tensor) -> int:
     """Sum the words of each row, and the rows by odd factors that tell them apart."""
     if tensor.numel() == 0:
         return 0
@@ -105,8 +108,8 @@ def _content(tensor: Tensor) -> int:
     sums = words.sum(1, dtype=torch.int64)
     if words.dtype == torch.int64:
         # The upper halves once more: in a sum that wraps, two changed signs would cancel.
-        sums += (words >> 32).sum(1).mul_(_EVEN + 1)
-    factors = torch.arange(len(sums), device=sums.device).mul_(_EVEN).add_(1)
+        sums += (words >> 32).sum(1).mul_(EVEN + 1)
+    factors = torch.arange(len(sums), device=sums.device).mul_(EVEN).add_(1)
     return int((sums * factors).sum())  # int64 wraps around, everywhere alike
 
 
@@ -118,9 +121,9 @@ def _is_in_strides(tensor: Tensor) -> bool:
 
 
 def _content_by_kernel(tensor: Tensor) -> int:
-    """Return `_content`, in one pass over memory instead of three."""
+    """Return `content`, in one pass over memory instead of three."""
     total = np.zeros(1, dtype=np.int64)
-    call = Call(checksum_kernel(_EVEN), 5)
+    call = Call(checksum_kernel(EVEN), 5)
     call[1], call[2] = len(tensor), tensor.nbytes // len(tensor) // 8
     call[3], call[4] = tensor.data_ptr(), total.ctypes.data
     call.run(torch.get_num_threads(), tensor.nbytes // 8)

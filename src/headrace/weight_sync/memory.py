@@ -3,8 +3,7 @@
 Generators copy them into their own, so a generator's weights never change under it. What they copy
 from are the learner's own tensors, or copies in a `MemoryRoom`, beside which it may step. Owns
 nothing of invariant 3: the learner counts the checksum of what it publishes, and every generator
-that of what arrived, before it replaces anything. How much of what it then holds is read back is
-the generator's business.
+that of what it holds, before it samples from it. How that is read back is the generator's business.
 """
 
 from __future__ import annotations

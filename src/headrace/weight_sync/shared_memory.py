@@ -46,6 +46,8 @@ DIRECTORY = Path("/dev/shm")  # noqa: S108 - nothing there gets a name
 """Where Linux has memory as files."""
 MAX_READ = 2
 """Segments that hold old versions and are still read: more of them are not made."""
+MAX_MAPPED = 2
+"""Segments that a reader keeps mapped: those that take turns."""
 LARGEST_WASTE = 2
 """Times what is needed that a segment may have to be used again."""
 LOCK_SECONDS = 60.0
@@ -233,19 +235,49 @@ class SharedMemoryStore(WholeStore):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SharedMemoryFetcher:
-    """Opens blocks of processes of this machine."""
+    """Opens blocks of processes of this machine. Not for several threads at once.
+
+    The segments that take turns stay mapped: to map one again costs a fault for every few pages.
+    So a writer that has ended leaves `MAX_MAPPED` of them here until others take their place.
+    """
+
+    _mapped: dict[tuple[int, int], mmap.mmap] = field(default_factory=dict)
+    """By device and number of the file, which no other gets while it is mapped; last used last."""
 
     @contextmanager
     def fetch(self, part: WeightPart) -> Iterator[Block]:
         """See `Fetcher`: tensors lie in the segment; writing to one changes a page of one's own."""
-        with _opened(part) as file:
-            size = os.fstat(file.fileno()).st_size
-            writable = mmap.PROT_READ | mmap.PROT_WRITE
-            memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=writable)
+        with _read_locked(part) as file:
+            found = os.fstat(file.fileno())
+            key = found.st_dev, found.st_ino
+            memory = self._mapped.pop(key, None) or _mapped(file, found.st_size)
             yield read_block(memory, part)
+            # Only where all went well: a page that was written to would hide what comes next.
+            self._mapped[key] = memory
+            for old in list(self._mapped)[:-MAX_MAPPED]:
+                del self._mapped[old]
 
     def close(self) -> None:
-        """See `Fetcher`. Nothing is kept."""
+        """See `Fetcher`."""
+        self._mapped.clear()
+
+
+def _mapped(file: BinaryIO, size: int) -> mmap.mmap:
+    writable = mmap.PROT_READ | mmap.PROT_WRITE  # torch reads no memory that it may not write
+    return mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=writable)
+
+
+@contextmanager
+def _read_locked(part: WeightPart) -> Iterator[BinaryIO]:
+    """Open a segment and keep it from being written until the context ends.
+
+    The lock is let go here: a mapping has a descriptor of its own, which would hold it on.
+    """
+    with _opened(part) as file:
+        try:
+            yield file
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _opened(part: WeightPart) -> BinaryIO:

@@ -17,8 +17,9 @@ from headrace.generators.torch_engine.rollout_state import Begun, FinishedRollou
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.generators.torch_engine.scheduler import Part, Scheduler
 from headrace.generators.torch_engine.statistics import Statistics
-from headrace.generators.torch_engine.weight_set import TURNS
+from headrace.generators.torch_engine.weight_set import TURNS, WeightSet
 from headrace.models.decoder import Decoder
+from headrace.models.weights import checksum
 from headrace.types import GenerationRequest, OnUpdate
 
 if TYPE_CHECKING:
@@ -445,16 +446,55 @@ def test_nothing_is_sampled_from_weights_that_are_not_held_as_they_came(
 
 def complaint(runner: ModelRunner, tensors: Mapping[str, Tensor]) -> str:
     try:
-        runner.verify(tensors)
+        runner.verify(tensors, checksum(tensors.items()))
     except WeightSyncError as error:
         return str(error)
     return ""
 
 
-def test_a_weight_that_is_lost_later_is_found_within_so_many_updates(lab: Lab) -> None:
+@pytest.mark.parametrize("lost", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_weight_that_is_lost_later_is_found_at_once(lab: Lab, lost: str) -> None:
     runner = LossyRunner(lab.config(), 4, torch.float32, torch.device("cpu"))
+    tensors = lab.update(lab.decoder()).tensors
+    for loses in ("", "", lost, ""):
+        runner.loses = loses
+        runner.load(tensors)
+        complained = complaint(runner, tensors)
+        assert complained == (f"{loses} is not held as it was published" if loses else "")
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("copy", ["rows", "product"])
+def test_both_copies_of_a_tied_embedding_are_read_back(
+    lab: Lab, copy: str, *, is_quantized: bool
+) -> None:
+    tensors = lab.update(lab.decoder(tie_word_embeddings=True)).tensors
+    other = {"model.embed_tokens.weight": tensors["model.embed_tokens.weight"] * 2}
+    held = WeightSet(
+        lab.config(tie_word_embeddings=True),
+        torch.float32,
+        torch.device("cpu"),
+        is_quantized=is_quantized,
+    )
+    held.load(tensors)
+    held.verify(tensors, checksum(tensors.items()))
+    held.load(tensors)
+    if copy == "rows":
+        held.decoder.get_parameter("model.embed_tokens.weight").mul_(2)
+    else:
+        held.products.units[-1].load(other)
+        held._turn = TURNS + len(held.products.units) - 1  # when a rounded one is compared
+    with pytest.raises(WeightSyncError, match=r"embed_tokens\.weight is not held as"):
+        held.verify(tensors, checksum(tensors.items()))
+
+
+def test_a_matrix_that_is_rounded_otherwise_later_is_found_within_so_many_updates(
+    lab: Lab,
+) -> None:
+    device = torch.device("cpu")
+    runner = LossyRunner(lab.config(), 4, torch.float32, device, is_quantized=True)
     runner.load(tensors := lab.update(lab.decoder()).tensors)
-    runner.verify(tensors)
+    runner.verify(tensors, checksum(tensors.items()))
     runner.loses = "model.layers.0.mlp.down_proj.weight"
     found = ""
     for _ in range(TURNS):

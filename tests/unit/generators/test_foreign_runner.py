@@ -16,7 +16,7 @@ from headrace.generators import TorchGenerator
 from headrace.generators.torch_engine import foreign_runner
 from headrace.models.foreign import load_foreign
 from headrace.models.foreign_config import ForeignConfig
-from headrace.models.weights import weight_update
+from headrace.models.weights import checksum, weight_update
 from headrace.types import (
     GenerationRequest,
     Prompt,
@@ -160,11 +160,11 @@ def test_staged_weights_are_computed_with_from_the_exchange_on(
     sequences = [torch.tensor(ids) for ids in PROMPTS]
     with torch.inference_mode():
         before = runner._next_logits(sequences)
-        runner.stage(new)
+        runner.stage(new, checksum(new.items()))
         assert torch.equal(runner._next_logits(sequences), before)
         runner.swap()
         after = runner._next_logits(sequences)
         runner.load(new)
         assert torch.equal(runner._next_logits(sequences), after)
     assert not torch.equal(before, after)
-    runner.verify(new)
+    runner.verify(new, checksum(new.items()))

@@ -319,3 +319,53 @@ def test_what_every_receiver_has_replaced_is_released(channel: WeightChannel) ->
     for version in range(1, 9):
         asyncio.run(published(sync, version))
     assert len({notice.parts[0].place for notice in receiver.notices}) == 2
+
+
+def mapped_by_readers() -> int:
+    """Return how many segments this process has mapped as readers do."""
+    lines = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
+    fields = [line.split(maxsplit=5) for line in lines]
+    return sum(len(f) == 6 and f[5].startswith(f"{MEMORY}/") and f[1][3] == "p" for f in fields)
+
+
+def test_segments_stay_mapped_and_each_version_is_read_bit_for_bit(channel: WeightChannel) -> None:
+    before, addresses = mapped_by_readers(), set()
+    for version in range(1, 7):
+        notice = write(channel, version)
+        with channel.reader.open(notice) as found:
+            assert checksum(found.tensors.items()) == notice.checksum
+            addresses.add(found.tensors["wide"].data_ptr())
+            del found
+    assert len(addresses) == 2
+    assert mapped_by_readers() - before == 2
+    channel.reader.close()
+    assert mapped_by_readers() == before
+
+
+def test_a_reader_lets_go_of_segments_whose_writers_are_gone() -> None:
+    before, reader = mapped_by_readers(), WholeReader(SharedMemoryFetcher())
+    for version in range(1, 7):
+        store = WholeStore(SharedMemoryCarrier())
+        notice = asyncio.run(store.write(update(version)))
+        with reader.open(notice) as found:
+            assert checksum(found.tensors.items()) == notice.checksum
+            del found
+        store.close()
+    assert mapped_by_readers() - before <= 2
+    reader.close()
+
+
+def test_what_a_reader_spoils_before_it_refuses_a_version_is_not_read_again(
+    channel: WeightChannel,
+) -> None:
+    for version in range(1, 7):
+        notice = write(channel, version)
+
+        def refuse(notice: WeightNotice = notice) -> None:
+            with channel.reader.open(notice) as found:
+                assert checksum(found.tensors.items()) == notice.checksum
+                found.tensors["wide"].zero_()
+                raise WeightSyncError
+
+        with pytest.raises(WeightSyncError):
+            refuse()

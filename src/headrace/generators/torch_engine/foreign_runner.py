@@ -16,9 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.scheduler import Part
+from headrace.generators.torch_engine.weight_set import prove
 from headrace.models.foreign import load_foreign
 from headrace.models.foreign_config import ForeignConfig
-from headrace.models.weights import misfits, same_bits
+from headrace.models.weights import content, misfits
 
 PASS_TOKENS = 8192
 """Cells of one forward pass, padding included; a longer row goes alone."""
@@ -52,18 +53,18 @@ class ForeignRunner:
         for name, weight in self._weights.items():
             weight.copy_(tensors[name])
 
-    def verify(self, tensors: Mapping[str, Tensor]) -> None:
+    def verify(self, tensors: Mapping[str, Tensor], published: int) -> None:
         """See `Runner`."""
-        _verify(self._weights, tensors)
+        _verify(self._weights, tensors, published)
 
     @torch.no_grad()
-    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+    def stage(self, tensors: Mapping[str, Tensor], published: int) -> None:
         """See `Runner`."""
         if not self._staged:
             self._staged = {name: torch.empty_like(w) for name, w in self._weights.items()}
         for name, weight in self._staged.items():
             weight.copy_(tensors[name])
-        _verify(self._staged, tensors)
+        _verify(self._staged, tensors, published)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -112,11 +113,8 @@ class ForeignRunner:
         return torch.cat(found)
 
 
-def _verify(held: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    for name, weight in held.items():
-        if not same_bits(weight, tensors[name]):
-            msg = f"{name} is not held as it was published"
-            raise WeightSyncError(msg)
+def _verify(held: Mapping[str, Tensor], tensors: Mapping[str, Tensor], published: int) -> None:
+    prove({name: content(weight) for name, weight in held.items()}, held, tensors, published)
 
 
 def _passes(sequences: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

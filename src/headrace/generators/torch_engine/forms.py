@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace.models.weights import same_bits
+from headrace.models.weights import content, same_bits
 
 FULL_ROWS = 16
 """Products of more rows are made of a multiple of this, of fewer of a power of two."""
@@ -31,6 +31,13 @@ class Form(Protocol):
 
     def load(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         """Take their content, which is copied."""
+        ...
+
+    def contents(self) -> Sequence[int] | None:
+        """Return the `content` of each weight, then of each bias, as `load` was given them.
+
+        Read back from what products are made with; None where that says too little of them.
+        """
         ...
 
     def holds(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
@@ -66,11 +73,19 @@ class Plain:
     def __init__(self, device: torch.device) -> None:
         self._weight = torch.empty(0, device=device)
         self._bias: Tensor | None = None
+        self._sizes: list[int] = []
+        """Outputs of each part."""
 
     def load(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         """See `Form`."""
+        self._sizes = [len(weight) for weight in weights]
         self._weight = in_place(self._weight, side_by_side(weights))
         self._bias = _loaded_bias(self._bias, self._weight.device, biases)
+
+    def contents(self) -> Sequence[int] | None:
+        """See `Form`."""
+        held = [self._weight, *([] if self._bias is None else [self._bias])]
+        return [content(part) for whole in held for part in torch.split(whole, self._sizes)]
 
     def holds(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
         """See `Form`."""
@@ -122,6 +137,10 @@ class Quantized:
         self._weight.t().copy_(steps)
         self._scale = in_place(self._scale, scale.squeeze(1))
         self._bias = _loaded_bias(self._bias, self._scale.device, biases)
+
+    def contents(self) -> Sequence[int] | None:
+        """See `Form`: they are not held as they came."""
+        return None
 
     def holds(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
         """See `Form`: it is what ``weights`` are rounded to."""

@@ -8,7 +8,7 @@ only, but for a tied embedding, which is read row by row as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +50,11 @@ class Unit:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the matrices in ``tensors``."""
         self.form.load(*self._parts(tensors))
+
+    def contents(self) -> Mapping[str, int] | None:
+        """Return the `content` of each matrix and bias by name, see `Form`."""
+        found = self.form.contents()
+        return None if found is None else dict(zip(self.names, found, strict=True))
 
     def holds(self, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether the matrices are those of ``tensors``."""
@@ -118,18 +123,13 @@ class FusedProducts:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over every matrix in ``tensors``, which are copied."""
-        for unit in (*self._units.values(), self._head):
+        for unit in self.units:
             unit.load(tensors)
 
-    def differing(self, tensors: Mapping[str, Tensor], *, turn: int, turns: int) -> Iterator[str]:
-        """Yield names of matrices that are not held as ``tensors`` has them.
-
-        Reading back costs time, so one unit in ``turns`` is looked at, the next ones with the next
-        ``turn``.
-        """
-        for number, unit in enumerate((*self._units.values(), self._head)):
-            if number % turns == turn % turns and not unit.holds(tensors):
-                yield " or ".join(unit.names)
+    @property
+    def units(self) -> Sequence[Unit]:
+        """All of them, in the order in which they are loaded."""
+        return (*self._units.values(), self._head)
 
     def __call__(self, hidden: Tensor, linears: Sequence[nn.Linear]) -> Sequence[Tensor]:
         """See `Products`."""

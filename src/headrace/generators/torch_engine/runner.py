@@ -107,16 +107,16 @@ class ModelRunner:
         """See `Runner`."""
         self._weights.load(tensors)
 
-    def verify(self, tensors: Mapping[str, Tensor]) -> None:
+    def verify(self, tensors: Mapping[str, Tensor], published: int) -> None:
         """See `Runner`."""
-        self._weights.verify(tensors)
+        self._weights.verify(tensors, published)
 
-    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+    def stage(self, tensors: Mapping[str, Tensor], published: int) -> None:
         """See `Runner`."""
         if self._staged is None:
             self._staged = self._new_weights()
         self._staged.load(tensors)
-        self._staged.verify(tensors)
+        self._staged.verify(tensors, published)
 
     def swap(self) -> None:
         """See `Runner`."""

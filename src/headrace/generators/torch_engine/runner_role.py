@@ -28,11 +28,14 @@ class Runner(Protocol):
         """Replace every weight by the one of the same name in ``tensors``, which fit."""
         ...
 
-    def verify(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise WeightSyncError when a weight that is read back is not as in ``tensors``."""
+    def verify(self, tensors: Mapping[str, Tensor], published: int) -> None:
+        """Read all weights back; raise WeightSyncError unless their checksum is ``published``.
+
+        ``tensors``: what was loaded.
+        """
         ...
 
-    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+    def stage(self, tensors: Mapping[str, Tensor], published: int) -> None:
         """Make a second copy of all weights out of ``tensors``, which fit, for `swap`; verify it.
 
         May run on another thread beside passes, of which it changes nothing. Raises as `verify`

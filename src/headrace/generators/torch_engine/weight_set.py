@@ -7,7 +7,6 @@ have two of them, of which passes read one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +15,10 @@ from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.products import FusedProducts
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.weights import misfits, same_bits
+from headrace.models.weights import checksum_of, content, misfits
 
 TURNS = 16
-"""Weight updates over which every large weight is read back once: that costs as much as loading."""
-LARGE = 1 << 18
-"""Numbers of a weight that is read back in turn only."""
+"""Updates over which every rounded matrix is compared once: it costs as much as loading."""
 
 
 class WeightSet:
@@ -73,26 +70,58 @@ class WeightSet:
         for name, weight in self._own_weights():
             weight.copy_(tensors[name])
 
-    def verify(self, tensors: Mapping[str, Tensor]) -> None:
-        """Read weights back and raise WeightSyncError when one is not as ``tensors`` has it.
+    def verify(self, tensors: Mapping[str, Tensor], published: int) -> None:
+        """Read every weight back; raise WeightSyncError unless ``published`` is their checksum.
 
-        All of them the first time, and after a load that failed; else every small one, and of the
-        products and the other large ones one in `TURNS`, in turn.
+        Of matrices that are held in fewer bits than ``tensors`` have, which were loaded, the
+        checksum is that of ``tensors``, and what is held is compared with it: all of it the first
+        time and after a load that failed, else one product in `TURNS`, in turn.
         """
-        turns = TURNS if self._turn else 1
-        own = (
-            name
-            for number, (name, weight) in enumerate(self._own_weights())
-            if (weight.numel() < LARGE or number % turns == self._turn % turns)
-            and not same_bits(weight, tensors[name])
-        )
-        products = self.products.differing(tensors, turn=self._turn, turns=turns)
-        if wrong := list(chain(own, products)):
-            msg = f"{wrong[0]} is not held as it was published"
-            raise WeightSyncError(msg)
+        prove(self._contents(tensors), self._expected, tensors, published)
         self._num_verified = self._turn + 1
+
+    def _contents(self, tensors: Mapping[str, Tensor]) -> Mapping[str, int]:
+        """Return the `content` of each weight. Raises WeightSyncError where that is found wrong."""
+        held = {name: content(weight) for name, weight in self._own_weights()}
+        turns = TURNS if self._turn else 1
+        for number, unit in enumerate(self.products.units):
+            found = unit.contents()
+            if found is None:
+                if number % turns == self._turn % turns and not unit.holds(tensors):
+                    raise _not_held(" or ".join(unit.names))
+                found = {name: content(tensors[name]) for name in unit.names if name not in held}
+            for name, one in found.items():
+                # A tied embedding is held twice.
+                if held.setdefault(name, one) != one:
+                    raise _not_held(name)
+        return held
 
     def _own_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.decoder.named_parameters():
             if not weight.is_meta:
                 yield name, weight
+
+
+def prove(
+    contents: Mapping[str, int],
+    held: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    published: int,
+) -> None:
+    """Raise WeightSyncError unless weights of these `contents` have the ``published`` checksum.
+
+    ``held``: tensors of their shapes and dtypes. ``tensors``: what was loaded, which is read only
+    to say what is wrong.
+    """
+    found = checksum_of((name, held[name], one) for name, one in contents.items())
+    if found == published:
+        return
+    for name, one in contents.items():
+        if one != content(tensors[name]):
+            raise _not_held(name)
+    msg = f"checksum {found:x} of what arrived, {published:x} was published"
+    raise WeightSyncError(msg)
+
+
+def _not_held(name: str) -> WeightSyncError:
+    return WeightSyncError(f"{name} is not held as it was published")

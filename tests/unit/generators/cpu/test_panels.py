@@ -22,8 +22,10 @@ from headrace.generators.torch_engine.cpu.panels import (
     can_hold,
     can_hold_int8,
 )
+from headrace.generators.torch_engine.cpu.product_kernels import OUTPUTS
 from headrace.kernels import calls
 from headrace.kernels.amx import may_use_tiles
+from headrace.models.weights import content
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -75,6 +77,60 @@ def test_products_are_those_of_plain_matrices_whatever_their_shape(
     given_out = torch.full_like(found, torch.nan)
     assert torch.equal(panels.multiply(hidden, given_out), found)
     assert torch.equal(given_out, found)
+
+
+def of_any_bits(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return numbers of every kind: small ones, infinities, NaN with any payload."""
+    whole = torch.int32 if dtype == torch.float32 else torch.int16
+    limits, generator = torch.iinfo(whole), torch.Generator().manual_seed(seed)
+    return torch.randint(limits.min, limits.max, shape, generator=generator, dtype=whole).view(
+        dtype
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [[64, 32, 32], [40], [33, 7, 90], [1], [5, 64]])
+@pytest.mark.parametrize("inputs", [4, 20, 96])
+def test_contents_are_those_of_every_part_whatever_its_bits(
+    parts: list[int], inputs: int, dtype: torch.dtype
+) -> None:
+    weights = [of_any_bits(n, inputs, seed=n, dtype=dtype) for n in parts]
+    biases = [drawn(n, seed=n, dtype=dtype) for n in parts]
+    biases[0][0], biases[-1][-1] = math.nan, -0.0
+    panels = Panels(dtype, dtype)
+    panels.load(weights, biases)
+    assert panels.contents() == [content(part) for part in (*weights, *biases)]
+    panels.load(weights, [])
+    assert panels.contents() == [content(part) for part in weights]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_contents_tell_of_any_word_that_is_not_held_as_it_came(dtype: torch.dtype) -> None:
+    parts = [of_any_bits(n, 12, seed=n, dtype=dtype) for n in (32, 20)]
+    panels = Panels(dtype, dtype)
+    panels.load(parts, [])
+    expected, words = [content(part) for part in parts], panels._store.panels
+    for output in range(52):
+        for word in range(panels._store.words):
+            # Of outputs side by side in a panel, word by word.
+            panel, lane = divmod(output, OUTPUTS)
+            place = (panel * panels._store.words + word) * OUTPUTS + lane
+            words[place] ^= 1 << (output + word) % 31
+            found = panels.contents()
+            assert found is not None
+            assert [a == b for a, b in zip(found, expected, strict=True)] == [
+                output >= 32,
+                output < 32,
+            ]
+            words[place] ^= 1 << (output + word) % 31
+    assert panels.contents() == expected
+
+
+def test_rows_that_end_inside_a_word_of_a_sum_are_compared_instead() -> None:
+    panels = Panels(torch.bfloat16, torch.bfloat16)
+    panels.load([weight := drawn(3, 6, seed=0, dtype=torch.bfloat16)], [])
+    assert panels.contents() is None
+    assert panels.holds([weight], [])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

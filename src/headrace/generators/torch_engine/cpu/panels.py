@@ -12,6 +12,7 @@ from torch.nn import functional
 from headrace.generators.torch_engine.cpu.product_kernels import (
     OUTPUTS,
     UNSIGNED,
+    content_kernel,
     pack_kernel,
     product_kernel,
     quantize_kernel,
@@ -21,7 +22,7 @@ from headrace.kernels.amx import may_use_tiles
 from headrace.kernels.calls import Call
 from headrace.kernels.compiled import BF16, FP16, FP32
 from headrace.kernels.vectors import LANES, has_feature
-from headrace.models.weights import same_bits
+from headrace.models.weights import EVEN, content, same_bits
 
 WORD = 4
 """Bytes of the unit in which panels are laid out."""
@@ -55,6 +56,7 @@ class Panels:
 
     def __init__(self, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
         """``out_dtype``: of the products, ``dtype`` or fp32."""
+        self._dtype = dtype
         self._store, self._bias = _Store(), _Bias()
         self._product = _Product(_name(dtype), out_dtype)
         self._zeros = torch.zeros(OUTPUTS)
@@ -68,6 +70,12 @@ class Panels:
     def holds(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
         """See `Form`."""
         return self._store.holds(weights) and self._bias.holds(biases)
+
+    def contents(self) -> Sequence[int] | None:
+        """See `Form`: sums over the panels, if rows are of whole words of 64 bits."""
+        if self._store.words % 2:
+            return None
+        return [*self._store.contents(), *self._bias.contents(self._dtype, self._store.sizes)]
 
     def multiply(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Form`."""
@@ -104,6 +112,10 @@ class QuantizedPanels:
         steps, scales, first = _rounded_matrix(weights)
         held = self._store.holds([steps]) and same_bits(self._scales, scales)
         return held and torch.equal(first, self._first) and self._bias.holds(biases)
+
+    def contents(self) -> Sequence[int] | None:
+        """See `Form`: they are not held as they came."""
+        return None
 
     def multiply(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Form`."""
@@ -145,10 +157,13 @@ class _Store:
     def __init__(self) -> None:
         self.panels = torch.empty(0, dtype=torch.int32)
         self.words = self.num_outputs = 0
+        self.sizes: list[int] = []
+        """Outputs of each part."""
 
     def load(self, parts: Sequence[Tensor]) -> None:
         """Take the content of ``parts`` [some outputs, inputs]."""
-        self.num_outputs = sum(len(part) for part in parts)
+        self.sizes = [len(part) for part in parts]
+        self.num_outputs = sum(self.sizes)
         self.words = parts[0].shape[1] * parts[0].element_size() // WORD
         size = _padded_size(self.num_outputs) * self.words
         if self.panels.numel() != size:
@@ -168,6 +183,20 @@ class _Store:
         call[6] = differences.ctypes.data
         self._pack(call, parts)
         return not differences[0]
+
+    def contents(self) -> list[int]:
+        """Return the `content` of each part, read back."""
+        call, found, row = Call(content_kernel(EVEN), 8), [], 0
+        call[3], call[4] = self.words, self.panels.data_ptr()
+        for size in self.sizes:
+            total = np.zeros(1, dtype=np.int64)
+            first, end = row // OUTPUTS, -(-(row + size) // OUTPUTS)
+            call[1], call[2] = first, end - first
+            call[5], call[6], call[7] = row, size, total.ctypes.data
+            call.run(torch.get_num_threads(), size * self.words // LANES * 2)
+            found.append(int(total[0]))
+            row += size
+        return found
 
     def _pack(self, call: Call, parts: Sequence[Tensor]) -> None:
         if any(len(part) % OUTPUTS for part in parts[:-1]):
@@ -200,6 +229,16 @@ class _Bias:
         if self._numbers is None or not biases:
             return self._numbers is None and not biases
         return same_bits(self._numbers, _padded(side_by_side(biases).float()))
+
+    def contents(self, dtype: torch.dtype, sizes: Sequence[int]) -> list[int]:
+        """Return the `content` of each part in ``dtype``, which is what it came in."""
+        if self._numbers is None:
+            return []
+        numbers = self._numbers[: sum(sizes)]
+        if dtype == torch.bfloat16:
+            # Its bits are the upper half; rounding would make one NaN of all.
+            numbers = (numbers.view(torch.int32) >> 16).short().view(dtype)
+        return [content(part) for part in torch.split(numbers.to(dtype), list(sizes))]
 
 
 def _rounded_matrix(weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,6 +21,7 @@ from headrace.kernels.amx import (
     multiply_tiles,
     release_tiles,
 )
+from headrace.kernels.checksums import sum_columns
 from headrace.kernels.compiled import (
     BYTES,
     ONE,
@@ -119,6 +120,30 @@ def pack_kernel(*, is_check: bool) -> Kernel:
                             add_to(argument(call, 6), 1)
 
     return kernel(pack)
+
+
+@cache
+def content_kernel(even: int) -> Kernel:
+    """Add to ``total`` [1] int64 what `checksum_kernel` finds of rows of a matrix in ``panels``.
+
+    Arguments: taken, first panel, number of panels, words of a row (of 32 bits; an even number),
+    panels, first row, number of rows, total. The panels hold all of these rows, and others too.
+    """
+
+    def sum_panels(pointer: Any) -> None:
+        call = address_of(pointer)
+        first, num_panels, words = argument(call, 1), argument(call, 2), argument(call, 3)
+        while True:
+            panel = next_item(call)
+            if panel >= num_panels:
+                break
+            panel += first
+            here = argument(call, 4) + 4 * words * OUTPUTS * panel
+            row, num_rows = OUTPUTS * panel - argument(call, 5), argument(call, 6)
+            found = sum_columns(WIDTH, here, words, row, num_rows, even + 1, even)
+            add_to(argument(call, 7), found)
+
+    return kernel(sum_panels)
 
 
 @inline

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from headrace.errors import WeightSyncError
 from headrace.generators.torch_engine.cuda.decode_graphs import MOST_ROWS, DecodeGraphs, Graph
 from headrace.generators.torch_engine.cuda.table_attention import (
     DecodeInputs,
@@ -22,8 +21,9 @@ from headrace.generators.torch_engine.cuda.table_attention import (
 )
 from headrace.generators.torch_engine.rollout_state import RunningRollouts
 from headrace.generators.torch_engine.runner import ModelRunner
+from headrace.generators.torch_engine.weight_set import prove
 from headrace.models.decoder_config import DecoderConfig
-from headrace.models.weights import same_bits
+from headrace.models.weights import content
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class CudaRunner(ModelRunner):
         super().__init__(config, block_size, dtype, device, is_quantized=is_quantized)
         self._num_blocks, self._mix = num_blocks, mix
         self._copies: dict[str, Tensor] = {}
+        self._published = 0
+        """Their checksum."""
         self._cache.ensure(num_blocks + 1, num_blocks + 1)
         self._graphs: DecodeGraphs | None = None
         if make_graph is not None:
@@ -65,18 +67,17 @@ class CudaRunner(ModelRunner):
                 device=device,
             )
 
-    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+    def stage(self, tensors: Mapping[str, Tensor], published: int) -> None:
         """See `Runner`: a copy on the device, as it was published."""
         self._copies = {name: t.to(self._device, copy=True) for name, t in tensors.items()}
-        for name, copy in self._copies.items():
-            if not same_bits(copy, tensors[name]):
-                msg = f"{name} did not arrive on the device as it was published"
-                raise WeightSyncError(msg)
+        self._published = published
+        contents = {name: content(copy) for name, copy in self._copies.items()}
+        prove(contents, self._copies, tensors, published)
 
     def swap(self) -> None:
         """See `Runner`: copied over from within the device, for graphs have recorded addresses."""
         self.load(self._copies)
-        self.verify(self._copies)
+        self.verify(self._copies, self._published)
         self._copies = {}
 
     def reserve(self, num_blocks: int, at_most: int) -> None:
