@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import GeneratorFailure, WeightSyncError
+from headrace.generators.torch_engine import products
 from headrace.generators.torch_engine.block_manager import BlockManager
 from headrace.generators.torch_engine.engine import Engine
 from headrace.generators.torch_engine.rollout_state import Begun, FinishedRollout, GroupCollector
@@ -463,6 +464,13 @@ def test_a_weight_that_is_lost_later_is_found_at_once(lab: Lab, lost: str) -> No
         assert complained == (f"{loses} is not held as it was published" if loses else "")
 
 
+@pytest.fixture
+def eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have eight bits held on every processor, whether its products of them are exact or not."""
+    monkeypatch.setattr(products, "can_multiply_int8", lambda _: True)
+
+
+@pytest.mark.usefixtures("eight_bits")
 @pytest.mark.parametrize("is_quantized", [False, True])
 @pytest.mark.parametrize("copy", ["rows", "product"])
 def test_both_copies_of_a_tied_embedding_are_read_back(
@@ -488,6 +496,7 @@ def test_both_copies_of_a_tied_embedding_are_read_back(
         held.verify(tensors, checksum(tensors.items()))
 
 
+@pytest.mark.usefixtures("eight_bits")
 def test_a_matrix_that_is_rounded_otherwise_later_is_found_within_so_many_updates(
     lab: Lab,
 ) -> None:
