@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -87,6 +88,22 @@ class Lab:
         compute = ComputeThread("generator", torch.get_num_threads())
         self.threads.append(compute)
         return TorchGenerator(config, **{"decode": self.decode, "compute": compute, **options})
+
+    def slow_down(self, generator: TorchGenerator, seconds: float = 0.01) -> threading.Event:
+        """Have each step take so much longer until the event is set.
+
+        Rollouts that are to be under way still are then when a test comes to its next line, however
+        long the machine lets it wait.
+        """
+        engine, in_haste = generator._engine._engine, threading.Event()
+        step = engine.step
+
+        def slow() -> Any:  # noqa: ANN401 - the engine's
+            in_haste.wait(seconds)
+            return step()
+
+        engine.step = slow  # type: ignore[method-assign]
+        return in_haste
 
     def engine(
         self,

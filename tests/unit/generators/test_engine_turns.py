@@ -79,6 +79,7 @@ def test_a_compute_thread_that_is_closed_first_leaves_no_call_open(
     lab: Lab, *, paused: bool
 ) -> None:
     async def work(generator: TorchGenerator) -> None:
+        lab.slow_down(generator, 0.1)
         call = asyncio.ensure_future(fails(lab, generator, "a", size=400, max_tokens=60))
         while generator._engine.num_steps < 2:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
@@ -169,6 +170,7 @@ def test_an_abort_that_fails_hands_nothing_back_and_nothing_comes_twice(lab: Lab
 
     async def work(generator: TorchGenerator) -> None:
         nonlocal faulty
+        in_haste = lab.slow_down(generator, 0.1)
         first = asyncio.ensure_future(fails(lab, generator, "a", size=400, max_tokens=60))
         while generator._engine.num_steps < 2:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0)
@@ -181,6 +183,7 @@ def test_an_abort_that_fails_hands_nothing_back_and_nothing_comes_twice(lab: Lab
         with pytest.raises(GeneratorFailure, match="KeyError"):
             await generator.abort(["b", "c"])
         faulty = False
+        in_haste.set()
         assert "KeyError" in await first
         await update
         found = await call

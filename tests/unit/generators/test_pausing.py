@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -56,14 +57,52 @@ Call = asyncio.Future[dict[str, RolloutGroup]]
 
 
 async def begin(
-    lab: Lab, generator: TorchGenerator, requests: Sequence[GenerationRequest], num_steps: int = 5
+    lab: Lab,
+    generator: TorchGenerator,
+    requests: Sequence[GenerationRequest],
+    *,
+    num_commands: int = 1,
 ) -> Call:
-    """Return the open call once the engine has made some more steps."""
-    first = generator._engine.num_steps
+    """Return the open call once the engine has made some more steps.
+
+    The next one ends when the engine has been sent ``num_commands``, whatever the machine does
+    meanwhile: a rollout would come to its end before a test that is held up says anything.
+    """
+    turns, engine = generator._engine, generator._engine._engine
+    step, num_sent, enough, reached = engine.step, 0, threading.Event(), threading.Event()
+    last = turns.num_steps + 5
+
+    def noted(put: Callable[[Any], None], command: Any) -> None:  # noqa: ANN401 - one of three
+        nonlocal num_sent
+        put(command)
+        num_sent += reached.is_set()
+        if num_sent >= num_commands:
+            enough.set()
+
+    def held_up() -> Any:  # noqa: ANN401 - the engine's
+        if turns.num_steps >= last:
+            reached.set()
+            assert enough.wait(HANG_SECONDS), "no command came"
+        return step()
+
     call = asyncio.ensure_future(lab.collect(generator, requests))
-    while generator._engine.num_steps < first + num_steps:  # noqa: ASYNC110 - it tells nobody
-        await asyncio.sleep(0)
+    engine.step = held_up  # type: ignore[method-assign]
+    turns._inbox = Inbox(turns._inbox, noted)  # type: ignore[assignment]
+    await asyncio.to_thread(reached.wait, HANG_SECONDS)
     return call
+
+
+class Inbox:
+    """An engine's inbox, of which somebody hears what is put there."""
+
+    def __init__(self, real: Any, noted: Callable[[Callable[[Any], None], Any], None]) -> None:  # noqa: ANN401 - a queue
+        self._real, self._noted = real, noted
+
+    def put(self, command: Any) -> None:  # noqa: ANN401 - a command
+        self._noted(self._real.put, command)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as of the queue
+        return getattr(self._real, name)
 
 
 def versions(rollout: Rollout) -> list[int]:
@@ -186,6 +225,8 @@ def test_unknown_groups_are_named_and_then_nothing_is_handed_back(lab: Lab) -> N
         with pytest.raises(GeneratorFailure, match=r"abort b, c: no open generate\(\) call"):
             await generator.abort(["a", "b", "c"])
         await generator.abort([])
+        await generator.pause()
+        await generator.resume()
         found = await call
         assert found["a"].rollouts[0].finish_reason == "length"
         with pytest.raises(GeneratorFailure, match="abort a"):
@@ -219,7 +260,7 @@ def test_both_calls_that_use_one_group_id_yield_it(lab: Lab) -> None:
 
 def test_what_waits_behind_an_update_is_handed_back_as_it_came(lab: Lab) -> None:
     async def work(generator: TorchGenerator) -> None:
-        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)])
+        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)], num_commands=3)
         update = asyncio.ensure_future(generator.update_weights(lab.update(long_decoder(lab), 2)))
         await asyncio.sleep(0)
         behind = [lab.request("b", size=2), lab.request("c", size=2)]
@@ -346,7 +387,7 @@ def test_weights_that_would_wait_for_paused_rollouts_are_refused_with_a_way_out(
 
 def test_a_pause_does_not_leave_an_update_hanging_that_waits_for_rollouts(lab: Lab) -> None:
     async def work(generator: TorchGenerator) -> None:
-        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)])
+        call = await begin(lab, generator, [lab.request("a", max_tokens=LONG)], num_commands=2)
         update = asyncio.ensure_future(generator.update_weights(lab.update(long_decoder(lab), 2)))
         await asyncio.sleep(0)
         await generator.pause()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from headrace.generators import TorchGenerator
 from headrace.generators.torch_engine.cpu.runner import FusedRunner
 from headrace.generators.torch_engine.runner import ModelRunner
 from headrace.models.decoder import Decoder
-from headrace.types import OnUpdate, Rollout, RolloutGroup, WeightUpdate
+from headrace.types import GenerationRequest, OnUpdate, Rollout, RolloutGroup, WeightUpdate
 
 if TYPE_CHECKING:
     from tests.unit.generators.conftest import Lab
@@ -79,13 +79,21 @@ async def steps(generator: TorchGenerator, count: int) -> None:
         await asyncio.sleep(0)
 
 
-Call = asyncio.Future[dict[str, RolloutGroup]]
+class Call:
+    """An open call of rollouts that take long until they are waited for."""
+
+    def __init__(self, lab: Lab, generator: TorchGenerator, request: GenerationRequest) -> None:
+        self._in_haste = lab.slow_down(generator)
+        self._groups = asyncio.ensure_future(lab.collect(generator, [request]))
+
+    def __await__(self) -> Generator[Any, None, dict[str, RolloutGroup]]:
+        self._in_haste.set()
+        return self._groups.__await__()
 
 
 async def begin(lab: Lab, generator: TorchGenerator, name: str = "a", **kw: object) -> Call:
     """Return the open call of rollouts that have begun."""
-    request = lab.request(name, **{"size": 3, "max_tokens": LONG, **kw})
-    call = asyncio.ensure_future(lab.collect(generator, [request]))
+    call = Call(lab, generator, lab.request(name, **{"size": 3, "max_tokens": LONG, **kw}))
     await steps(generator, 3)
     return call
 
