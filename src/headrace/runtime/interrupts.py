@@ -2,7 +2,9 @@
 
 Stopping at once still waits for what a thread cannot be made to drop, such as a step in the middle
 of its arithmetic. A third interrupt waits for nothing: the process dies by it, which costs no more
-than a kill does, since everything on the disk is written so as to survive one.
+than a kill does, since everything on the disk is written so as to survive one. SIGTERM asks for
+the same as the first Ctrl-C, however often it comes: whoever ends a service or a job sends it to
+every process of it, and those that started a run pass it on.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_interruptibly(run: LocalRun) -> RunOutcome | None:
-    """Train; None when a second interrupt ended it. SIGTERM counts as the first one."""
+    """Train; None when a second interrupt ended it. SIGTERM counts as the first one, and only so."""
     return asyncio.run(_run(run))
 
 
@@ -28,7 +30,7 @@ async def _run(run: LocalRun) -> RunOutcome | None:
     assert work is not None
     interrupts = _Interrupts(work)
     for number in _SIGNALS:
-        loop.add_signal_handler(number, interrupts.receive)
+        loop.add_signal_handler(number, interrupts.receive, number)
     try:
         return await run.train(on_start=interrupts.watch)
     except asyncio.CancelledError:
@@ -65,8 +67,10 @@ class _Interrupts:
         if self._count:
             controller.request_stop()
 
-    def receive(self) -> None:
+    def receive(self, number: signal.Signals) -> None:
         """Handle one signal."""
+        if number == signal.SIGTERM and self._count:
+            return
         self._count += 1
         if self._count == 1:
             sys.stderr.write("\nfinishing the step; press Ctrl-C again to stop at once\n")
