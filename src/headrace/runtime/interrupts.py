@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_interruptibly(run: LocalRun) -> RunOutcome | None:
-    """Train; None when a second interrupt ended it. SIGTERM counts as the first one, and only so."""
+    """Train; None when a second interrupt ended it. SIGTERM counts as a first one."""
     return asyncio.run(_run(run))
 
 
@@ -79,7 +79,7 @@ class _Interrupts:
             return
         self.stop_at_once = True
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
         self._work.cancel()

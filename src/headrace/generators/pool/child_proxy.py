@@ -105,7 +105,8 @@ def _why_not_started(error: BaseException, child: ChildProcess, deadline: float)
         case ChildEndedError():
             return f"process {child.pid} {child.ending()}; its last words: {child.last_words}"
         case TimeoutError():
-            return f"process {child.pid} was not ready within {deadline:g} s (placement.start_deadline_seconds)"
+            allowed = f"{deadline:g} s (placement.start_deadline_seconds)"
+            return f"process {child.pid} was not ready within {allowed}"
         case MemberLostError() | HeadraceError():
             return str(error)
         case _:
