@@ -1,7 +1,8 @@
 """The parent's end of a child: what it was asked, what it printed last, and how it ended.
 
 Owns: whoever waits for an answer hears of the child's end; the child and all that it started in its
-session end together, and are reaped. Sets no deadline: that is for whoever asks.
+session end together, and are reaped. Sets no deadline: that is for whoever asks. Where the process
+is, and what brings its pipes here, is behind `ProcessLine`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.child.channel import Answer, read_answer
 
@@ -30,10 +31,100 @@ class ChildEndedError(Exception):
     """The process ended while it was asked something, or said what nobody can read."""
 
 
+class ProcessLine(Protocol):
+    """A process, wherever it is, and what it says. Used from one event loop."""
+
+    pid: int
+    """On its machine."""
+    title: str
+    """What errors call it."""
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    @property
+    def returncode(self) -> int | None:
+        """As of `subprocess.Popen`; None while it is not known."""
+        ...
+
+    @property
+    def loss(self) -> str | None:
+        """Why nobody can say how it ended, after "process N"; None where somebody can."""
+        ...
+
+    def write(self, frame: bytes | None) -> None:
+        """Queue ``frame`` for its standard input, which None closes."""
+        ...
+
+    async def wait(self) -> None:
+        """Return once it has ended, or is lost; unblocked by that."""
+        ...
+
+    async def end(self) -> None:
+        """Kill it and what it started. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Close its pipes, once it has ended and they were read. Idempotent."""
+        ...
+
+
+class LocalProcess:
+    """A process of this machine."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self.pid = process.pid
+        self.title = f"process {process.pid}"
+        self.stdout, self.stderr = process.stdout, process.stderr
+
+    @property
+    def returncode(self) -> int | None:
+        """See `ProcessLine`."""
+        return self._process.returncode
+
+    @property
+    def loss(self) -> str | None:
+        """See `ProcessLine`."""
+        return None
+
+    def write(self, frame: bytes | None) -> None:
+        """See `ProcessLine`. A process that has ended shows in its output."""
+        assert self._process.stdin is not None
+        if frame is None:
+            self._process.stdin.close()
+            return
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self._process.stdin.write(frame)
+
+    async def wait(self) -> None:
+        """See `ProcessLine`."""
+        await self._process.wait()
+
+    async def asked_where(self) -> str:
+        """Send SIGUSR1, at which a rank prints its stack; return the kernel's word of it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        return state_of(self.pid)
+
+    async def end(self) -> None:
+        """See `ProcessLine`."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self._process.wait()
+
+    def close(self) -> None:
+        """See `ProcessLine`."""
+        # asyncio has no public way to close the pipes of a process.
+        self._process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - see above
+
+
 class ChildProcess:
     """One process, and what it was asked and has not answered. Used from one event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: ProcessLine) -> None:
         self.process = process
         self.expected: dict[int, asyncio.Future[Any]] = {}
         self.num_unexpected = 0
@@ -75,9 +166,11 @@ class ChildProcess:
 
     def send(self, frame: bytes) -> None:
         """Queue ``frame``; a process that has ended shows in its answers."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            self.process.stdin.write(frame)
+        self.process.write(frame)
+
+    def hang_up(self) -> None:
+        """Have it end by itself once it has done what it was asked."""
+        self.process.write(None)
 
     async def over(self) -> None:
         """Return once no further answer will come; unblocked by the child's end."""
@@ -90,15 +183,20 @@ class ChildProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended the process: then it could not say itself what is wrong."""
+        """Whether a signal ended the process: then it could not say itself what is wrong.
+
+        So is one whose machine was lost.
+        """
         status = self.process.returncode
-        return status is not None and status < 0
+        return self.process.loss is not None or (status is not None and status < 0)
 
     def ending(self) -> str:
         """Say how the process ended."""
         status = self.process.returncode
         if self._garbled:
             return self._garbled
+        if self.process.loss is not None:
+            return self.process.loss
         if status is None:
             return "did not end"
         if status < 0:
@@ -107,20 +205,15 @@ class ChildProcess:
 
     async def end(self) -> None:
         """Kill the process and what it started, and reap it. Idempotent."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-            await self.process.wait()
+        await self.process.end()
         for task in self._tasks:
             await asyncio.wait({task}, timeout=_END_SECONDS)
             task.cancel()
-        # asyncio has no public way to close the pipes of a process.
-        self.process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - see above
+        self.process.close()
         await asyncio.sleep(0)
 
     async def _listen(self) -> None:
         """Waits for answers; unblocked by the child, and ended by its end."""
-        assert self.process.stdout is not None
         try:
             while True:
                 self._take(await read_answer(self.process.stdout))
@@ -147,16 +240,13 @@ class ChildProcess:
 
     async def _hear(self) -> None:
         """Keeps the last that it prints; ended by its end."""
-        assert self.process.stderr is not None
         while said := await self.process.stderr.read(_LAST_WORDS):
             self._said = (self._said + said.decode(errors="replace"))[-_LAST_WORDS:]
 
 
-async def launch(
-    module: str, environment: Mapping[str, str] | None = None
-) -> asyncio.subprocess.Process:
+async def launch(module: str, environment: Mapping[str, str] | None = None) -> LocalProcess:
     """Start ``module`` as a process of its own. ``environment`` gives way to what is set."""
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         # -P: the current folder shadows no module.
         *(sys.executable, "-P", "-m", module),
         env=dict(environment or {}) | os.environ,
@@ -166,6 +256,7 @@ async def launch(
         # Its own session: Ctrl-C at a terminal does not reach it, and a kill takes its children.
         start_new_session=True,
     )
+    return LocalProcess(process)
 
 
 def _hear_of_it(answer: asyncio.Future[Any]) -> None:

@@ -89,7 +89,8 @@ def train(
 
     from headrace.runtime.preflight import preflight
 
-    found = preflight(checked)
+    # Whose address is given has the devices, and says below how many.
+    found = preflight(checked, ranks_are_here=address is None)
     for note in found.notes:
         sys.stderr.write(f"note: {note}\n")
     prepared = found.require()
@@ -98,7 +99,7 @@ def train(
     from headrace.runtime.interrupts import run_interruptibly
     from headrace.runtime.local import LocalRun
 
-    with _places(runtime, prepared, address, nodes) as places:
+    with _places(runtime, prepared, directory, address, nodes) as places:
         run = LocalRun(
             prepared=prepared,
             output=directory,
@@ -121,7 +122,11 @@ def _placing(runtime: RuntimeName, address: str | None, nodes: int | None) -> li
 
 @contextmanager
 def _places(
-    runtime: RuntimeName, prepared: PreparedRun, address: str | None, nodes: int | None
+    runtime: RuntimeName,
+    prepared: PreparedRun,
+    directory: Path,
+    address: str | None,
+    nodes: int | None,
 ) -> Iterator[Places]:
     from headrace.errors import ClusterError
     from headrace.runtime.generator_room import require_room
@@ -138,7 +143,7 @@ def _places(
         case RuntimeName.RAY:
             from headrace.runtime.ray.begin import places_on_ray
 
-            with places_on_ray(prepared, address, nodes) as places:
+            with places_on_ray(prepared, directory, address, nodes) as places:
                 yield places
         case _:
             assert_never(runtime)

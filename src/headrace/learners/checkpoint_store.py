@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -66,7 +67,9 @@ class CheckpointStore:
         if final.exists():
             msg = f"checkpoint {final} is there already and is never overwritten; move it away"
             raise CheckpointError(msg)
-        partial = self._directory / f"{_PARTIAL}{final.name}"
+        # Of a name that nobody had before: a rank that outlives its learner, on a machine that was
+        # cut off, may still write into the one that it knows.
+        partial = self._directory / f"{_PARTIAL}{final.name}-{secrets.token_hex(4)}"
         stored = StoredCheckpoint(
             directory=final,
             step=step,

@@ -8,11 +8,13 @@ from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.learners import PolicySource, TorchLearner
 from headrace.learners.adapter import begin_adapter
+from headrace.learners.parallel.hosts import RankHosts
 from headrace.models.decoder import Decoder
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.foreign import load_policy
 from headrace.roles import WeightRoom
 from headrace.runtime.devices import engine_device, resolve_device
+from headrace.runtime.places import Places
 from headrace.runtime.precision import resolve_dtype
 from headrace.runtime.preflight import PreparedModel, PreparedRun
 
@@ -20,18 +22,20 @@ if TYPE_CHECKING:
     from headrace.learners.parallel.learner import RankedLearner
 
 LocalLearner: TypeAlias = "TorchLearner | RankedLearner"
-"""What this runtime places."""
+"""What the process of a run asks."""
 
 
 def build_learner(
     prepared: PreparedRun,
     num_steps: int,
     compute: ComputeThread,
+    places: Places,
     room: WeightRoom | None = None,
 ) -> LocalLearner:
     """Return the learner of a run, which `LocalLearner.start` brings to life.
 
-    ``room``: where it computes what it publishes; None: in memory of its own.
+    ``places``: where its ranks are, if it has any. ``room``: where it computes what it publishes;
+    None: in memory of its own.
     """
     config = prepared.config
     return place_learner(
@@ -39,6 +43,7 @@ def build_learner(
         prepared.model,
         num_updates=num_steps * config.learner.num_minibatches,
         compute=compute,
+        places=places,
         room=room,
     )
 
@@ -49,14 +54,12 @@ def place_learner(
     *,
     num_updates: int,
     compute: ComputeThread,
+    places: Places,
     room: WeightRoom | None = None,
 ) -> LocalLearner:
-    """Return the learner of ``config``; ``num_updates`` is the planned total, for the schedule.
-
-    Ranks use as many threads as ``compute`` has.
-    """
+    """Return the learner of ``config``; ``num_updates`` is the planned total, for the schedule."""
     if config.learner.parallel.has_processes:
-        return _ranked(config, model, num_updates, compute.num_threads, room)
+        return _ranked(config, model, num_updates, places.rank_hosts(config, compute), room)
     device = resolve_device(config.device)
     decoder = load_policy(model.directory, device=device)
     if config.learner.lora is not None:
@@ -78,7 +81,7 @@ def _ranked(
     config: RunConfig,
     model: PreparedModel,
     num_updates: int,
-    num_threads: int,
+    hosts: RankHosts,
     room: WeightRoom | None,
 ) -> RankedLearner:
     # Only where there are ranks: what they need of torch takes seconds to import.
@@ -91,7 +94,7 @@ def _ranked(
         PolicySource(directory=model.directory, hf_config=model.hf_config),
         config,
         num_updates=num_updates,
-        num_threads=num_threads,
+        hosts=hosts,
         device=device,
         compute_dtype=resolve_dtype(config.learner.compute_dtype, device),
         export_dtype=resolve_dtype(config.generator.dtype, engine_device(config)),

@@ -269,7 +269,7 @@ class LocalRun:
         kept.monitor.on_event(self._event(beginning))
         buffer = _buffer(config)
         room = _room(config, kept.channel, is_overlapping=buffer.num_batches > 1)
-        learner = build_learner(self.prepared, num_steps, kept.learner_compute, room)
+        learner = build_learner(self.prepared, num_steps, kept.learner_compute, kept.places, room)
         stack.push_async_callback(learner.close)
         await learner.start()
         await self._rehearse(learner)

@@ -1,4 +1,4 @@
-"""Where generators and verifiers live: the one thing in which runtimes differ.
+"""Where generators, verifiers and the learner's ranks live: the one thing in which runtimes differ.
 
 A run builds all else itself, and does not know which of these it was given.
 """
@@ -10,6 +10,7 @@ from typing import Protocol
 from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.generators.pool import ChildLauncher
+from headrace.learners.parallel.hosts import LocalHosts, RankHosts
 from headrace.roles import Verifier
 from headrace.runtime.cores import threads_of_each
 from headrace.runtime.generator_room import bytes_of_each
@@ -51,6 +52,13 @@ class Places(Protocol):
         """Return the verifier of a run."""
         ...
 
+    def rank_hosts(self, config: RunConfig, compute: ComputeThread) -> RankHosts:
+        """Return where the ranks of one life of a learner run; the learner closes it.
+
+        ``compute``: cores of this machine, for ranks that are here.
+        """
+        ...
+
 
 class LocalPlaces:
     """This process, and others of this machine."""
@@ -85,6 +93,15 @@ class LocalPlaces:
     def verifier(self, config: RunConfig) -> Verifier:
         """See `Places`."""
         return build_verifier(config.verifier, window=window_of(config))
+
+    def rank_hosts(self, config: RunConfig, compute: ComputeThread) -> RankHosts:
+        """See `Places`."""
+        return local_hosts(config, compute)
+
+
+def local_hosts(config: RunConfig, compute: ComputeThread) -> LocalHosts:
+    """Return this machine, of whose cores each rank has its part of those of ``compute``."""
+    return LocalHosts(num_threads=max(1, compute.num_threads // config.learner.parallel.num_ranks))
 
 
 def window_of(config: RunConfig) -> int:

@@ -114,8 +114,11 @@ class PreparedRun:
     canaries: LoadReport | None = None
 
 
-def preflight(recipe: CheckedRecipe) -> Preflight:
-    """Check model, data, verifier and memory of ``recipe``; raises nothing of the user's making."""
+def preflight(recipe: CheckedRecipe, *, ranks_are_here: bool = True) -> Preflight:
+    """Check model, data, verifier and memory of ``recipe``; raises nothing of the user's making.
+
+    ``ranks_are_here``: whether the learner's ranks need devices of this machine.
+    """
     config = recipe.config
     found = Preflight(recipe=recipe, problems=list(recipe.problems))
     if recipe.knows("model"):
@@ -128,7 +131,9 @@ def preflight(recipe: CheckedRecipe) -> Preflight:
             found.problems += _length_problems(recipe, found.model)
             found.problems += foreign_problems(recipe, found.model.decoder_config)
             if not missing_device(config.device):
-                found.problems += rank_problems(recipe, found.model.decoder_config)
+                found.problems += rank_problems(
+                    recipe, found.model.decoder_config, are_here=ranks_are_here
+                )
             if isinstance(found.model.decoder_config, DecoderConfig):
                 check_weights(found.model.directory, found.model.decoder_config)
                 _check_adapter(recipe, found.model.decoder_config)

@@ -14,8 +14,13 @@ from headrace.models.foreign_config import ForeignConfig
 from headrace.runtime.devices import resolve_device
 
 
-def rank_problems(recipe: CheckedRecipe, model: DecoderConfig | ForeignConfig) -> Iterator[str]:
-    """Name the settings of ``learner.parallel`` that cannot be; none without ranks."""
+def rank_problems(
+    recipe: CheckedRecipe, model: DecoderConfig | ForeignConfig, *, are_here: bool = True
+) -> Iterator[str]:
+    """Name the settings of ``learner.parallel`` that cannot be; none without ranks.
+
+    ``are_here``: whether ranks need devices of this machine.
+    """
     parallel = recipe.config.learner.parallel
     if not parallel.has_processes or not recipe.knows("learner", "parallel"):
         return
@@ -37,7 +42,7 @@ def rank_problems(recipe: CheckedRecipe, model: DecoderConfig | ForeignConfig) -
                 f"{what}; use {_divisors(counts.values())}"
             )
             break
-    if resolve_device(recipe.config.device).type == "cuda":
+    if are_here and resolve_device(recipe.config.device).type == "cuda":
         found = torch.cuda.device_count()
         if found < parallel.num_ranks:
             yield (

@@ -16,6 +16,7 @@ from headrace.compute import ComputeThread
 from headrace.config import RunConfig
 from headrace.monitors import RecordedStep
 from headrace.runtime.learners import LocalLearner, place_learner
+from headrace.runtime.places import LocalPlaces
 from headrace.runtime.preflight import PreparedModel
 from headrace.runtime.recording import LAYOUT_FACTS, as_recorded, fact
 
@@ -66,7 +67,9 @@ class ReplayLearner:
         num_updates = int(fact(record, "num_updates"))
         compute = ComputeThread("learner", int(fact(record, "num_threads")))
         self._parts.push_async_callback(asyncio.to_thread, compute.close, CLOSE_SECONDS)
-        learner = place_learner(config, self._model, num_updates=num_updates, compute=compute)
+        learner = place_learner(
+            config, self._model, num_updates=num_updates, compute=compute, places=LocalPlaces()
+        )
         self._parts.push_async_callback(learner.close)
         await learner.start()
         return learner

@@ -166,17 +166,17 @@ def test_more_machines_than_come_are_refused_with_those_that_came(two_nodes: str
 def test_more_than_the_cluster_has_is_refused_at_once_with_what_is_wanted_and_what_there_is(
     two_nodes: str,
 ) -> None:
-    demand = "room.Demand(num_generators=3, num_cpus=1, num_gpus={})"
-    cores = refused_on(two_nodes, f"room.reserved(joined, {demand.format(0)}).__enter__()")
+    demand = 'room.Demand(what="generators", setting="it", count=3, num_cpus=1, num_gpus={})'
+    cores = refused_on(two_nodes, f"room.reserved(joined, [{demand.format(0)}]).__enter__()")
     assert "3 generators of 1 CPUs each are wanted, and the cluster has room for 2" in cores
-    devices = refused_on(two_nodes, f"room.reserved(joined, {demand.format(1)}).__enter__()")
+    devices = refused_on(two_nodes, f"room.reserved(joined, [{demand.format(1)}]).__enter__()")
     assert "3 generators of 1 CPUs and 1 GPUs each are wanted" in devices
     assert "has room for 0 of them" in devices
     assert devices.count("1 CPUs, 0 GPUs") == 2
 
 
 def test_what_others_do_not_give_back_is_refused_at_the_deadline(two_nodes: str) -> None:
-    demand = "room.Demand(num_generators=2, num_cpus=1, num_gpus=0)"
+    demand = '[room.Demand(what="generators", setting="it", count=2, num_cpus=1, num_gpus=0)]'
     said = refused_on(
         two_nodes,
         f"held = room.reserved(joined, {demand}); held.__enter__(); "

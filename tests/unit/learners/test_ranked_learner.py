@@ -20,6 +20,7 @@ from torch import Tensor
 from headrace.config import RunConfig
 from headrace.errors import CheckpointError, LearnerFailure, NoSignalError, RunError
 from headrace.learners import CheckpointStore, PolicySource, TorchLearner
+from headrace.learners.parallel.hosts import LocalHosts
 from headrace.learners.parallel.learner import RankedLearner
 from headrace.learners.parallel.regions import Region
 from headrace.learners.parallel.tensor_plan import cut_dimension
@@ -70,7 +71,7 @@ def make_unstarted(
             PolicySource(directory=directory, hf_config=hf_config),
             make_config(**SETTINGS | {"learner__parallel__shards": 2} | settings),
             num_updates=10,
-            num_threads=2,
+            hosts=LocalHosts(num_threads=1),
             device=torch.device("cpu"),
         )
         made.append(learner)
@@ -246,10 +247,11 @@ def test_ranks_that_cannot_start_say_why(
 
 PARENT = """
 import asyncio, pickle, sys, time
+from headrace.learners.parallel.hosts import LocalHosts
 from headrace.learners.parallel.processes import RankProcesses
 
 settings = pickle.load(open(sys.argv[1], "rb"))
-ranks = RankProcesses(settings, timeout_seconds=200.0)
+ranks = RankProcesses(settings, LocalHosts(num_threads=1), timeout_seconds=200.0)
 asyncio.run(ranks.start())
 print(*ranks.pids, flush=True)
 time.sleep(600)

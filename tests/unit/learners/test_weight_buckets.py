@@ -19,8 +19,9 @@ from headrace.learners.parallel.weights import (
     Bucket,
     BucketedWeights,
     buckets_of,
+    parts_of,
     tensor_slices,
-    write_bucket,
+    write_parts_of,
 )
 from headrace.models.weights import checksum
 
@@ -81,7 +82,7 @@ class Counted(BucketedWeights):
 
         def fill(bucket: Bucket, path: str) -> None:
             for pieces in ranks:
-                write_bucket(bucket, path, pieces)
+                write_parts_of(bucket, path, parts_of(bucket, pieces))
 
         super().__init__(buckets, fill)
 

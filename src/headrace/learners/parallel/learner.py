@@ -7,6 +7,7 @@ each step; weights leave in buckets; checkpoints are written while training goes
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from headrace.config import RunConfig
 from headrace.errors import CheckpointError
 from headrace.learners.learner import PolicySource
+from headrace.learners.parallel.hosts import RankHosts
 from headrace.learners.parallel.processes import RankProcesses
 from headrace.learners.parallel.rank import RankSetting
 from headrace.learners.parallel.regions import Region
@@ -23,13 +25,13 @@ from headrace.learners.parallel.weights import (
     Bucket,
     BucketedWeights,
     buckets_of,
+    write_parts_of,
 )
 from headrace.learners.state import SHARDED_DIRECTORY
 from headrace.models.checkpoint import write_companions
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.weights import copied_update, weight_update
 from headrace.roles import WeightRoom
-from headrace.scratch import ScratchFolder
 from headrace.types import RolloutGroup, StepResult, WeightUpdate
 
 
@@ -43,38 +45,38 @@ class RankedLearner:
         config: RunConfig,
         *,
         num_updates: int,
-        num_threads: int,
+        hosts: RankHosts,
         device: torch.device,
         compute_dtype: torch.dtype = torch.float32,
         export_dtype: torch.dtype = torch.float32,
         room: WeightRoom | None = None,
     ) -> None:
-        """Nothing is started yet. ``room``: where published weights are put together.
+        """Nothing is started yet. ``hosts``: where ranks are; closed with the learner.
 
-        ``num_threads`` are those of all ranks together.
+        ``device``: of what type each computes on; ``room``: where published weights are put
+        together.
         """
         self._source, self._export_dtype, self._room = source, export_dtype, room
         self._shapes = {
             name: tuple(shape) for name, shape in decoder_config.tensor_shapes().items()
         }
         self._version = 0
-        self._folder = ScratchFolder("ranks")
+        self._hosts = hosts
         parallel = config.learner.parallel
-        count = parallel.num_ranks
         settings = [
             RankSetting(
                 rank=rank,
-                store=str(self._folder.path / "store"),
+                meeting=hosts.meeting(),
                 config=config,
-                model=source.directory,
+                model=_seen_elsewhere(source.directory),
                 num_updates=num_updates,
-                num_threads=max(1, num_threads // count),
-                device=device.type,
+                num_threads=hosts.num_threads,
+                device=hosts.device(device.type, rank),
                 compute_dtype=compute_dtype,
             )
-            for rank in range(count)
+            for rank in range(parallel.num_ranks)
         ]
-        self._ranks = RankProcesses(settings, timeout_seconds=parallel.timeout_seconds)
+        self._ranks = RankProcesses(settings, hosts, timeout_seconds=parallel.timeout_seconds)
 
     @property
     def policy_version(self) -> int:
@@ -102,7 +104,7 @@ class RankedLearner:
 
     async def save(self, directory: Path) -> Awaitable[None]:
         """See `Learner`."""
-        asked = await self._ranks.ask_twice("save", directory)
+        asked = await self._ranks.ask_twice("save", _seen_elsewhere(directory))
 
         async def written() -> None:
             await asyncio.wrap_future(asked.later)
@@ -119,7 +121,7 @@ class RankedLearner:
 
     async def load(self, directory: Path) -> int:
         """See `Learner`."""
-        versions = await self._ranks.ask("load", directory)
+        versions = await self._ranks.ask("load", _seen_elsewhere(directory))
         self._version = int(versions[0])
         return self._version
 
@@ -143,9 +145,17 @@ class RankedLearner:
         return BucketedWeights(buckets_of(regions, self._export_dtype, max_bytes), self._fill)
 
     def _fill(self, bucket: Bucket, path: str) -> None:
-        self._ranks.ask_blocking("fill", bucket, path)
+        if self._hosts.are_here:
+            self._ranks.ask_blocking("fill", bucket, path)
+            return
+        brought = self._ranks.ask_blocking("bring", bucket)
+        write_parts_of(bucket, path, itertools.chain.from_iterable(brought))
 
     async def close(self) -> None:
         """See `Learner`. Ends every process."""
         await self._ranks.close()
-        self._folder.remove()
+
+
+def _seen_elsewhere(directory: Path) -> Path:
+    """Return its whole name: a rank on another machine works in another folder."""
+    return directory.absolute()

@@ -3,31 +3,28 @@
 Owns: a rank that dies, fails or hangs ends all of them within a deadline, and the error names it,
 how it ended and its last words, never one of the ranks that merely waited for it. Nothing outlives
 `close`. Has a thread with an event loop of its own, so that ranks may be asked from any loop or
-thread, and no caller's loop ever waits for a pipe. Does not know what they compute.
+thread, and no caller's loop ever waits for a pipe. Does not know what they compute, nor on which
+machines (`hosts`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import itertools
-import signal
-import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.child.channel import READY, Request, encode
-from headrace.child.process import ChildEndedError, ChildProcess, launch, state_of
+from headrace.child.process import ChildEndedError, ChildProcess
 from headrace.errors import LearnerFailure, RunError
+from headrace.learners.parallel.hosts import RankHosts, RankLine
 from headrace.patience import wait_patiently
 
 T = TypeVar("T")
 
-_MODULE = "headrace.learners.parallel.rank"
-"""What a rank's process runs."""
 GRACE_SECONDS = 5.0
 """What the other ranks have to answer, fail or die too, once one of them has."""
 _STACK_SECONDS = 1.0
@@ -39,6 +36,7 @@ _DOING = {
     "rehearse": "the rehearsal",
     "step": "a step",
     "fill": "the publication of weights",
+    "bring": "the publication of weights",
     "save": "a checkpoint",
     "load": "the resumption",
 }
@@ -50,9 +48,10 @@ _WAITING = ("torch/distributed/", "torch/autograd/")
 class _RankProcess(ChildProcess):
     """One rank's process."""
 
-    def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
-        super().__init__(process)
+    def __init__(self, rank: int, line: RankLine) -> None:
+        super().__init__(line)
         self.rank = rank
+        self.line = line
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +65,12 @@ class Asked:
 class RankProcesses:
     """N processes that are asked together; started with the first call of `start`."""
 
-    def __init__(self, settings: Sequence[Any], *, timeout_seconds: float) -> None:
-        """``settings``: what each rank is told first. A store's path is theirs to agree on."""
+    def __init__(
+        self, settings: Sequence[Any], hosts: RankHosts, *, timeout_seconds: float
+    ) -> None:
+        """``settings``: what each rank is told first. ``hosts`` are closed with the ranks."""
         self._settings = settings
+        self._hosts = hosts
         self._timeout = timeout_seconds
         self._numbers = itertools.count(2, 2)
         self._gate = threading.Lock()
@@ -111,12 +113,12 @@ class RankProcesses:
         with self._gate:
             self._is_closed = True
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._end_all(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        if loop is not None and thread is not None:
+            asyncio.run_coroutine_threadsafe(self._end_all(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+        self._hosts.close()
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         with self._gate:
@@ -133,11 +135,19 @@ class RankProcesses:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _start(self) -> None:
-        environment = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+        """Waits for all to be launched; unblocked by that, or by what `RankHosts.launch` raises."""
+        launched = await asyncio.gather(
+            *(self._hosts.launch(rank) for rank in range(len(self._settings))),
+            return_exceptions=True,
+        )
+        for rank, line in enumerate(launched):
+            if not isinstance(line, BaseException):
+                self._processes.append(_RankProcess(rank, line))
+        for line in launched:
+            if isinstance(line, BaseException):
+                raise line
         expected = []
-        for rank, setting in enumerate(self._settings):
-            process = _RankProcess(rank, await launch(_MODULE, environment))
-            self._processes.append(process)
+        for process, setting in zip(self._processes, self._settings, strict=True):
             expected.append(process.expect(READY))
             process.send(encode(Request(number=READY, method="begin", arguments=(setting,))))
         await self._answers(expected, "start")
@@ -217,7 +227,7 @@ class RankProcesses:
             others = ", ".join(str(process.rank) for process in rest)
             more = f" (and rank {others})" if others else ""
             msg = (
-                f"rank {first.rank} of the learner (process {first.pid}){more} {first.ending()} "
+                f"rank {first.rank} of the learner ({first.process.title}){more} {first.ending()} "
                 f"{when}; all ranks were stopped. Its last words: {first.last_words}"
             )
             return LearnerFailure(msg) if first.was_killed else RunError(msg)
@@ -237,10 +247,12 @@ class RankProcesses:
         """Return where each late rank is, those alone that do not wait for others if there are."""
         for process in late:
             process.forget_words()
-            with contextlib.suppress(ProcessLookupError):
-                process.process.send_signal(signal.SIGUSR1)
+        states = await asyncio.gather(*(process.line.asked_where() for process in late))
         await asyncio.sleep(_STACK_SECONDS)
-        found = {process.rank: _whereabouts(process) for process in late}
+        found = {
+            process.rank: _whereabouts(process, state)
+            for process, state in zip(late, states, strict=True)
+        }
         hung = {
             rank: place
             for rank, place in found.items()
@@ -250,8 +262,7 @@ class RankProcesses:
 
     async def _end_all(self) -> None:
         for process in self._processes:
-            if process.process.stdin is not None:
-                process.process.stdin.close()
+            process.hang_up()
         await asyncio.gather(*(process.reaped(_CLOSE_SECONDS) for process in self._processes))
         await asyncio.gather(*(process.end() for process in self._processes))
         self._processes.clear()
@@ -266,12 +277,12 @@ def _is_echo(error: BaseException) -> bool:
     return "onnection closed by peer" in str(error) or "gloo" in str(error)
 
 
-def _whereabouts(process: _RankProcess) -> str:
+def _whereabouts(process: _RankProcess, state: str) -> str:
     """Say where a late rank is, from the stack that it printed or else the kernel's word."""
-    state = state_of(process.pid)
+    title = process.process.title
     if state in {"T", "t"}:
-        return f"(process {process.pid}) is stopped, as by SIGSTOP"
+        return f"({title}) is stopped, as by SIGSTOP"
     frames = [line for line in process.words if line.startswith("File ")]
     if not frames:
-        return f"(process {process.pid}, state {state}) does not say where it is"
-    return f"(process {process.pid}) is at {frames[0].removeprefix('File ')}"
+        return f"({title}, state {state}) does not say where it is"
+    return f"({title}) is at {frames[0].removeprefix('File ')}"

@@ -16,12 +16,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.checkpoint.api import CheckpointException
 
 from headrace.child import die_with_parent, take_channel
@@ -31,7 +33,7 @@ from headrace.errors import CheckpointError, HeadraceError, RunError
 from headrace.learners.parallel import checkpoint
 from headrace.learners.parallel.rank_layout import RankLayout
 from headrace.learners.parallel.stored import Part, write_parts
-from headrace.learners.parallel.weights import Bucket, write_bucket
+from headrace.learners.parallel.weights import Bucket, SlotPart, parts_of, write_parts_of
 from headrace.learners.state import SHARDED_DIRECTORY
 from headrace.learners.updater import PolicyUpdater
 from headrace.models.checkpoint import unfilled_decoder
@@ -44,13 +46,14 @@ class RankSetting:
     """What a rank must know before anything else."""
 
     rank: int
-    store: str
-    """A file by which the ranks find each other."""
+    meeting: str
+    """Where the ranks find each other, as `RankHosts.meeting` says."""
     config: RunConfig
     model: Path
     num_updates: int
     num_threads: int
     device: str
+    """By the numbers of the rank's own process."""
     compute_dtype: torch.dtype
 
 
@@ -89,7 +92,14 @@ class Rank(PolicyUpdater):
 
     def fill(self, bucket: Bucket, path: str) -> None:
         """Write what this rank holds into shared memory."""
-        write_bucket(bucket, path, self._ranks.pieces)
+        write_parts_of(bucket, path, parts_of(bucket, self._ranks.pieces))
+
+    def bring(self, bucket: Bucket) -> list[SlotPart]:
+        """Return a copy of what this rank holds of ``bucket``, for a learner elsewhere."""
+        return [
+            replace(part, tensor=part.tensor.to("cpu", bucket.dtype, copy=True).contiguous())
+            for part in parts_of(bucket, self._ranks.pieces)
+        ]
 
     def copied(self, directory: Path) -> dict[str, Part]:
         """Return a copy of what this rank writes into a checkpoint; counters are written at once.
@@ -118,10 +128,10 @@ def _adopted(layout: RankLayout, model: Path, device: torch.device) -> Decoder:
 
 
 def _own_device(setting: RankSetting) -> torch.device:
-    if setting.device != "cuda":
-        return torch.device(setting.device)
-    torch.cuda.set_device(setting.rank)
-    return torch.device("cuda", setting.rank)
+    device = torch.device(setting.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def _last_error(error: BaseException) -> str:
@@ -153,6 +163,7 @@ class Service:
             "rehearse": self._rank.rehearse,
             "load": self._rank.load,
             "fill": self._rank.fill,
+            "bring": self._rank.bring,
         }
         return methods[request.method](*request.arguments)
 
@@ -187,6 +198,23 @@ class Service:
             self._replies.flush()
 
 
+def _met(meeting: str, num_ranks: int) -> Store:
+    """Return the store at ``meeting``, which is a file or which the learner serves."""
+    place = urlsplit(meeting)
+    match place.scheme:
+        case "file":
+            return FileStore(place.path, num_ranks)
+        case "tcp":
+            assert place.hostname is not None
+            assert place.port is not None
+            return TCPStore(
+                place.hostname, place.port, num_ranks, is_master=False, wait_for_workers=False
+            )
+        case _:
+            msg = f"ranks cannot meet at {meeting}"
+            raise ValueError(msg)
+
+
 def main() -> None:
     """Join the other ranks, answer requests, and end when the learner closes the pipe."""
     requests, replies = take_channel()
@@ -199,8 +227,8 @@ def main() -> None:
     torch.set_num_threads(setting.num_threads)
     parallel = setting.config.learner.parallel
     dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if setting.device == "cuda" else "gloo",
-        init_method=f"file://{setting.store}",
+        backend="cpu:gloo,cuda:nccl" if setting.device.startswith("cuda") else "gloo",
+        store=_met(setting.meeting, parallel.num_ranks),
         rank=setting.rank,
         world_size=parallel.num_ranks,
         # The learner's own deadline comes first, and knows who is late.

@@ -1,9 +1,10 @@
 """Weights out of shards, in buckets: what generators read of a learner of several ranks.
 
 A bucket is shared memory of this process into which every rank writes the parts it holds, each in
-its place and in the generators' dtype. One bucket is there at a time, beside what a reader still
-holds of the one before, and no rank ever holds more than its own part: nowhere stands a second
-model. Readers ask for whole weights, or for the slices that a generator of several ranks holds.
+its place and in the generators' dtype; ranks on other machines send theirs. One bucket is there at
+a time, beside what a reader still holds of the one before, and no rank ever holds more than its own
+part: nowhere stands a second model. Readers ask for whole weights, or for the slices that a
+generator of several ranks holds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,21 +84,39 @@ def _bucket(regions: Mapping[str, Region], dtype: torch.dtype) -> Bucket:
     return Bucket(slots=tuple(slots), num_bytes=max(end, 1), dtype=dtype)
 
 
-@torch.no_grad()
-def write_bucket(bucket: Bucket, path: str, pieces: Sequence[Piece]) -> None:
-    """Write what this rank holds of ``bucket`` into the memory at ``path``. Raises OSError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPart:
+    """A rank's part of one weight of a bucket."""
+
+    slot: Slot
+    region: Region
+    """Of the whole weight."""
+    tensor: Tensor
+    """[region.sizes] in the rank's own dtype, or already in the bucket's."""
+
+
+def parts_of(bucket: Bucket, pieces: Sequence[Piece]) -> Iterator[SlotPart]:
+    """Yield what a rank with ``pieces`` has to write of ``bucket``, where it lies."""
     held = {piece.name: piece for piece in pieces if piece.is_first}
+    for slot in bucket.slots:
+        piece = held.get(slot.name)
+        both = None if piece is None else piece.region.overlap(slot.region)
+        if piece is not None and both is not None:
+            tensor = piece.local.detach()[both.within(piece.region)]
+            yield SlotPart(slot=slot, region=both, tensor=tensor)
+
+
+@torch.no_grad()
+def write_parts_of(bucket: Bucket, path: str, parts: Iterable[SlotPart]) -> None:
+    """Write ``parts`` into the memory at ``path``, in the bucket's dtype. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         memory = mmap.mmap(descriptor, bucket.num_bytes)
     finally:
         os.close(descriptor)
-    for slot in bucket.slots:
-        piece = held.get(slot.name)
-        both = None if piece is None else piece.region.overlap(slot.region)
-        if piece is not None and both is not None:
-            target = _view(memory, slot, bucket.dtype)[both.within(slot.region)]
-            target.copy_(piece.local[both.within(piece.region)])
+    for part in parts:
+        target = _view(memory, part.slot, bucket.dtype)[part.region.within(part.slot.region)]
+        target.copy_(part.tensor)
 
 
 def _view(memory: mmap.mmap, slot: Slot, dtype: torch.dtype) -> Tensor:
@@ -109,7 +128,7 @@ def _view(memory: mmap.mmap, slot: Slot, dtype: torch.dtype) -> Tensor:
 
 
 Fill = Callable[[Bucket, str], None]
-"""Has every rank write its part of a bucket into the memory at a path; returns once all have."""
+"""Has the part of every rank in the memory at a path; returns once all of them are."""
 
 
 class BucketedWeights(Mapping[str, Tensor]):

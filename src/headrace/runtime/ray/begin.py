@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from headrace.errors import ClusterError
 from headrace.runtime.places import Places
@@ -14,11 +15,12 @@ from headrace.runtime.ray.environment import prepare
 
 @contextmanager
 def places_on_ray(
-    prepared: PreparedRun, address: str | None, num_nodes: int | None
+    prepared: PreparedRun, directory: Path, address: str | None, num_nodes: int | None
 ) -> Iterator[Places]:
     """Yield the places of a run on the cluster at ``address``, or on a Ray of its own with None.
 
-    ``num_nodes``: machines to wait for. Raises ClusterError where the run cannot be there.
+    ``directory``: of the run. ``num_nodes``: machines to wait for. Raises ClusterError where the
+    run cannot be there.
     """
     if importlib.util.find_spec("ray") is None:
         msg = (
@@ -29,5 +31,5 @@ def places_on_ray(
     prepare(is_own=address is None)
     from headrace.runtime.ray.places import placed  # noqa: PLC0415 - ray reads what was prepared
 
-    with placed(prepared, address, num_nodes) as places:
+    with placed(prepared, directory, address, num_nodes) as places:
         yield places

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
+
+import ray
+from ray.exceptions import RayError
 
 
 def start_actor(kind: Any, *arguments: object, **options: object) -> Any:  # noqa: ANN401 - Ray's
@@ -13,6 +18,12 @@ def start_actor(kind: Any, *arguments: object, **options: object) -> Any:  # noq
 async def answer_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's
     """Wait for what ``reference`` stands for; unblocked by the answer or by the actor's death."""
     return await reference
+
+
+async def kill_actor(actor: Any) -> None:  # noqa: ANN401 - Ray's
+    """Kill ``actor``; one that Ray knows no more is dead."""
+    with contextlib.suppress(RayError, ValueError):
+        await asyncio.to_thread(ray.kill, actor)
 
 
 def one_line(error: BaseException) -> str:

@@ -113,6 +113,11 @@ def current_cluster() -> Cluster:
     )
 
 
+def own_address() -> str:
+    """Return this machine's address, as Ray knows it."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
 def _node(found: dict[str, object]) -> Node:
     resources = found["Resources"]
     assert isinstance(resources, dict)

@@ -26,7 +26,7 @@ from headrace.generators.pool.proxy import (
     MemberLostError,
     Question,
 )
-from headrace.runtime.ray.calls import answer_of, one_line, start_actor
+from headrace.runtime.ray.calls import answer_of, kill_actor, one_line, start_actor
 from headrace.runtime.ray.object_store import ObjectStoreCarrier, ObjectStoreFetcher, Ref
 from headrace.runtime.ray.room import Room
 from headrace.types import GenerationRequest, WeightNotice
@@ -175,16 +175,10 @@ class ActorProxy:
 
     async def kill(self) -> None:
         """See `GeneratorProxy`."""
-        await _kill(self._actor)
+        await kill_actor(self._actor)
         if self._give_back is not None:
             self._give_back()
             self._give_back = None
-
-
-async def _kill(actor: Any) -> None:  # noqa: ANN401 - Ray's
-    """Kill ``actor``; one that Ray knows no more is dead."""
-    with contextlib.suppress(RayError, ValueError):
-        await asyncio.to_thread(ray.kill, actor)
 
 
 @contextlib.contextmanager
@@ -230,7 +224,7 @@ class ActorLauncher:
             with _errors_unwrapped():
                 await asyncio.wait_for(answer_of(started), self._deadline)
         except BaseException as error:
-            await _kill(actor)
+            await kill_actor(actor)
             self._room.give_back(place)
             why = _why_not_started(error, self._deadline)
             if why is None:
