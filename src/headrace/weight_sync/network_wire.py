@@ -9,7 +9,7 @@ import json
 import mmap
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -129,6 +129,6 @@ class Server:
             Thread(target=self._attend, args=(Line(connection),), daemon=True).start()
 
     def _attend(self, line: Line) -> None:
-        with suppress(WireError):  # who asked is gone, or never meant to ask
+        # Who asked is gone, or never meant to ask: whatever reaches this port may say anything.
+        with closing(line), suppress(WireError, LookupError, TypeError, ValueError):
             self._answer(line)
-        line.close()

@@ -186,6 +186,8 @@ class SharedMemoryCarrier:
             if fitting:
                 return fitting[0]
             if len(self._free) < MAX_READ:
+                if not self._used and not self._free:
+                    _check_two(self.directory, num_bytes)
                 segment = Segment(self.directory, num_bytes)
                 assert segment.try_to_lock(), "nobody else knows it yet"
                 return segment
@@ -312,13 +314,27 @@ def _check_room(directory: Path, num_bytes: int) -> None:
         raise WeightSyncError(msg)
 
 
+def _check_two(directory: Path, num_bytes: int) -> None:
+    """Raise WeightSyncError before the first version where there is no room for the second.
+
+    The one is written while the other may still be read, so a run without it would end at its first
+    step.
+    """
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+    if found.f_bavail * found.f_frsize < 2 * num_bytes:
+        raise _full(directory, num_bytes)
+
+
 def _full(directory: Path, num_bytes: int) -> WeightSyncError:
     found = os.statvfs(directory)
     total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     msg = (
-        f"{directory} is full: a published version takes {num_bytes} bytes and {free} of its "
-        f"{total} are free; make it larger (docker run --shm-size, mount -o remount,size=...), end "
-        'what else uses it, or set weight_sync.transport = "files"'
+        f"{directory} is full: two published versions, which take turns, take {num_bytes} bytes "
+        f"each and {free} of its {total} are free; make it larger (docker run --shm-size, mount -o "
+        'remount,size=...), end what else uses it, or set weight_sync.transport = "files"'
     )
     return WeightSyncError(msg)
 

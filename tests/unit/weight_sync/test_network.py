@@ -5,6 +5,7 @@ import math
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from headrace.roles import WeightReader
 from headrace.types import WeightNotice
 from headrace.weight_sync import WeightChannel, build_weight_channel
 from headrace.weight_sync.network import ORIGIN, NetworkCarrier, _Held, _parsed
-from headrace.weight_sync.network_wire import Line
+from headrace.weight_sync.network_wire import Line, WireError
 
 
 def made(**settings: object) -> WeightChannel:
@@ -186,3 +187,22 @@ def test_changes_go_from_reader_to_reader_too() -> None:
 def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'weight_sync.host = "192\.0\.2\.1": cannot listen'):
         made(host="192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[]\n", b'{"token": 1, "peer": {}}\n', b"\xff" * 9000],
+)
+def test_whoever_else_reaches_the_port_is_hung_up_on_and_weights_go_on(
+    channel: WeightChannel, said: bytes
+) -> None:
+    notice = asyncio.run(channel.store.write(update(1)))
+    address, _ = _parsed(notice.parts[0])
+    line = Line.to(address, DEADLINE)
+    line.send(said)
+    with suppress(WireError):
+        while line.hear().get("gone") is not True:
+            pass
+    line.close()
+    with channel.reader.open(notice) as found:
+        assert checksum(found.tensors.items()) == notice.checksum

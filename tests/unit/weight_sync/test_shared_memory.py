@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from headrace.models.weights import checksum, copied_update
 from headrace.types import WeightNotice, WeightPart, WeightUpdate
 from headrace.weight_sync import StoredWeightSync, WeightChannel, build_weight_channel
 from headrace.weight_sync import shared_memory as module
-from headrace.weight_sync.blocks import BlockHeader
+from headrace.weight_sync.blocks import BlockHeader, block_bytes
 from headrace.weight_sync.shared_memory import SharedMemoryCarrier, SharedMemoryFetcher
 from headrace.weight_sync.store import WholeReader, WholeStore
 
@@ -209,6 +210,27 @@ def test_a_full_directory_of_memory_is_an_error_with_place_and_sizes(tmp_path: P
         store.close()
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)  # noqa: S607 - of every system
+
+
+def test_room_for_one_version_alone_is_an_error_before_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = block_bytes(WeightLayout.of_tensors(weights(1)))
+    pages = [size + size // 2]
+    monkeypatch.setattr(
+        module.os,
+        "statvfs",
+        lambda _: SimpleNamespace(f_frsize=1, f_blocks=3 * size, f_bavail=pages[0]),
+    )
+    store = WholeStore(SharedMemoryCarrier())
+    with pytest.raises(WeightSyncError, match=f"take {size} bytes each and {pages[0]} of its"):
+        asyncio.run(store.write(update(1)))
+    pages[0] = 2 * size
+    for version in (1, 2, 3):
+        asyncio.run(store.write(update(version)))
+        pages[0] = 0  # its own segments are why
+        store.release(version)
+    store.close()
 
 
 def test_a_machine_without_memory_is_an_error_before_anything_is_taken(
