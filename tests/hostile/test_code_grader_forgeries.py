@@ -65,7 +65,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 def score(sandbox: Executor, rows: Mapping[str, object], source: str, **options: object) -> Score:
-    settings = {"cpu_seconds": 1.0, "wall_seconds": 5.0} | options
+    settings = {"cpu_seconds": 1.0, "wall_seconds": 30.0} | options
     component = CodeComponent(CodeConfig(kind="code", **settings), sandbox)
     prompt = Prompt(prompt_id="add", source="attacks", text="", token_ids=(0,), metadata=rows)
     return asyncio.run(component.score(prompt, f"```python\n{source}\n```"))

@@ -29,7 +29,7 @@ def sandbox() -> Iterator[Executor]:
 
 def score(sandbox: Executor, row: Mapping[str, object], source: str, **options: object) -> Score:
     language = options.get("language", "python")
-    limits = {"cpu_seconds": 1.0, "wall_seconds": 10.0, "memory_mib": 128, "output_kib": 512}
+    limits = {"cpu_seconds": 1.0, "wall_seconds": 30.0, "memory_mib": 128, "output_kib": 512}
     component = CodeComponent(CodeConfig(kind="code", **(limits | options)), sandbox)
     prompt = Prompt(prompt_id="p", source="train", text="", token_ids=(0,), metadata=row)
     return asyncio.run(component.score(prompt, f"```{language}\n{source}\n```"))

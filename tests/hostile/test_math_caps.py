@@ -102,7 +102,7 @@ def grade(grader: MathComponent, gold: str, text: str) -> Score:
 def test_what_is_over_a_cap_is_wrong_for_that_reason_and_starts_no_process(
     text: str, reason: str
 ) -> None:
-    untouched = MathComponent(MathConfig(kind="math"))
+    untouched = MathComponent(MathConfig(kind="math", timeout_seconds=60.0))
     score = grade(untouched, r"\sqrt{2}", text)
     assert (score.reward, score.outcome) == (0.0, Outcome.WRONG)
     assert "refused: " in score.detail
@@ -167,7 +167,7 @@ def test_many_threads_get_the_verdicts_that_one_gets(grader: MathComponent) -> N
 def test_who_brings_down_its_grading_is_not_left_out_for_it(
     fields: dict[str, object], outcome: Outcome, reward: float | None
 ) -> None:
-    component = MathComponent(MathConfig(kind="math"))
+    component = MathComponent(MathConfig(kind="math", timeout_seconds=60.0))
     asked: list[object] = []
 
     async def call(job: object) -> Reply:

@@ -159,7 +159,7 @@ def test_a_right_answer_is_right(grader: MathComponent, gold: str, completion: s
 
 @pytest.mark.parametrize("completion", REFUSED)
 def test_what_would_take_for_ever_is_wrong_before_any_process_sees_it(completion: str) -> None:
-    untouched = MathComponent(MathConfig(kind="math"))
+    untouched = MathComponent(MathConfig(kind="math", timeout_seconds=60.0))
     score = grade(untouched, "7", completion)
     assert score.reward == 0.0
     assert untouched.pool.pids == ()

@@ -191,7 +191,7 @@ def lab() -> Iterator[Lab]:
     lab = Lab()
     yield lab
     for thread in lab.threads:
-        thread.close(timeout_seconds=5.0)
+        thread.close(timeout_seconds=60.0)
 
 
 @pytest.fixture

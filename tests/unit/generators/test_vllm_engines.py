@@ -172,7 +172,7 @@ def test_with_restart_rollouts_start_over_between_the_new_weights_and_the_next_t
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(120.0):
         while not holds():  # noqa: ASYNC110 - the product has no event for tests
             await asyncio.sleep(0)
 
@@ -388,7 +388,7 @@ def test_an_update_that_waits_is_refused_when_the_generator_is_paused_meanwhile(
         assert not update.done()
         await generator.pause()
         with pytest.raises(WeightSyncError, match="paused with unfinished rollouts"):
-            await asyncio.wait_for(update, 30.0)
+            await asyncio.wait_for(update, 120.0)
         call.cancel()
         await asyncio.wait({call})
         await generator.close()
@@ -472,11 +472,12 @@ def test_an_update_that_is_cancelled_while_it_is_written_reads_nothing_afterward
     from headrace.generators.vllm import segment as writing  # noqa: PLC0415 - patched below
 
     generator, made = make(lambda _: []), []
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Segment):
         def __init__(self, update: WeightUpdate) -> None:
-            go_on.wait(30.0)
+            begun.set()
+            go_on.wait(120.0)
             super().__init__(update)
             made.append(self)
 
@@ -484,7 +485,7 @@ def test_an_update_that_is_cancelled_while_it_is_written_reads_nothing_afterward
 
     async def main() -> None:
         update = asyncio.ensure_future(generator.update_weights(weights(1)))
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(begun.wait, 120.0)
         update.cancel()
         await asyncio.wait({update}, timeout=0.05)
         assert not update.done()

@@ -75,7 +75,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(120.0):
         while not holds():  # noqa: ASYNC110 - the product has no event for tests
             await asyncio.sleep(0.01)
 

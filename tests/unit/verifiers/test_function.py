@@ -87,7 +87,9 @@ def test_every_kind_of_return_value_is_paid_left_out_or_reported(file: Path) -> 
     paid = {"one": 1.0, "half": 0.5, "fraction": 0.25, "echo": 1.0}
     broken = ["nan", "inf", "true", "text", "list", "huge", "raise", "quit"]
     broken += ["integer", "longer", "mute", "mute error", "long error"]
-    config = FunctionConfig(kind="function", path=f"{file}:reward", num_processes=1)
+    config = FunctionConfig(
+        kind="function", path=f"{file}:reward", num_processes=1, timeout_seconds=60.0
+    )
     scores = asyncio.run(score_all(config, *paid, "none", *broken))
     assert [score.reward for score in scores] == [*paid.values(), None, *[None] * len(broken)]
     abstained = scores[len(paid)]

@@ -303,7 +303,7 @@ def test_an_answer_that_only_looks_the_same_is_wrong(
 def test_saying_the_task_again_is_not_paid(
     task: str, gold: str, answer: str, is_paid: bool
 ) -> None:
-    component = MathComponent(MathConfig(kind="math"))
+    component = MathComponent(MathConfig(kind="math", timeout_seconds=60.0))
     prompt = Prompt(prompt_id="p", source="s", text=task, token_ids=(1,), answer=gold)
     try:
         score = asyncio.run(component.score(prompt, f"\\boxed{{{answer}}}"))
@@ -313,6 +313,6 @@ def test_saying_the_task_again_is_not_paid(
 
 
 def test_whoever_wants_it_may_pay_for_what_is_equal() -> None:
-    component = MathComponent(MathConfig(kind="math", form="any"))
+    component = MathComponent(MathConfig(kind="math", form="any", timeout_seconds=60.0))
     prompt = Prompt(prompt_id="p", source="s", text="12*34", token_ids=(1,), answer="408")
     assert asyncio.run(component.score(prompt, "12*34")).reward == 1.0

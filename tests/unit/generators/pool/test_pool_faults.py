@@ -123,10 +123,10 @@ def test_a_member_that_hangs_is_ended_and_its_groups_go_elsewhere() -> None:
         found = await collect(pool, [request(f"g{n}", seed=n) for n in range(4)])
         assert len(found) == 4
         assert hung.was_killed
-        assert "gave no sign of life for 0.2 s" in pool._roster.history()
+        assert "gave no sign of life for 3 s" in pool._roster.history()
         assert pool.metrics()["generator/pool/num_reissued_groups"] == 2
 
-    lab.run(work, num_members=2, hang_seconds=0.2)
+    lab.run(work, num_members=2, hang_seconds=3.0)
 
 
 def test_late_answers_of_the_dead_are_counted_and_ignored() -> None:
@@ -402,7 +402,7 @@ def test_who_does_not_give_back_what_it_has_is_ended_all_the_same() -> None:
         await pool.resume()
         assert len(await call) == 4
 
-    lab.run(work, num_members=2, hang_seconds=0.2)
+    lab.run(work, num_members=2, hang_seconds=3.0)
 
 
 def test_a_new_member_that_does_not_join_is_told_and_the_pool_is_as_before() -> None:

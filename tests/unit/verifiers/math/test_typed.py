@@ -242,7 +242,7 @@ def prompt(answer: str, **columns: object) -> Prompt:
 
 @pytest.fixture
 def by_row() -> MathComponent:
-    return MathComponent(MathConfig(kind="math", answer_type_column="type"))
+    return MathComponent(MathConfig(kind="math", answer_type_column="type", timeout_seconds=60.0))
 
 
 def test_a_row_declares_the_type_of_its_own_answer(by_row: MathComponent) -> None:
@@ -297,7 +297,7 @@ def test_what_has_no_value_is_no_expected_answer() -> None:
 
 
 def test_an_explanation_has_every_step_from_the_completion_to_who_decides() -> None:
-    component = MathComponent(MathConfig(kind="math"))
+    component = MathComponent(MathConfig(kind="math", timeout_seconds=60.0))
     lines = component.explain(r"\dfrac{1}{2} cm", r"So \boxed{0.5\,\text{cm}}")
     assert lines == [
         r"extract = 'answer' finds '0.5\\,\\text{cm}'",
