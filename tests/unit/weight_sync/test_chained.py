@@ -240,6 +240,7 @@ def test_what_a_life_before_had_written_goes_and_takes_nothing_of_now_with_it(
     channel: WeightChannel,
 ) -> None:
     """A learner that is started again publishes versions, whole ones among them, once more."""
+    fresh = pickle.dumps(channel.reader)
     for number in range(1, EVERY + 1):
         write(channel, number)
     # The first life ends within the publication of a whole version.
@@ -248,10 +249,10 @@ def test_what_a_life_before_had_written_goes_and_takes_nothing_of_now_with_it(
         for number in range(first, first + 2 * EVERY):
             notice = write(channel, number)
             read(channel, notice)
-            newcomer = pickle.loads(pickle.dumps(channel.reader))  # noqa: S301 - our own
-            newcomer._held = None  # it reads all that the notice names
-            with newcomer.open(notice) as found:
+            newcomer = pickle.loads(fresh)  # noqa: S301 - our own
+            with newcomer.open(notice) as found:  # it reads all that the notice names
                 assert checksum(found.tensors.items()) == notice.checksum
+            newcomer.close()
     carrier = channel.store._carrier  # type: ignore[attr-defined]
     held = carrier._held if hasattr(carrier, "_held") else carrier._used
     assert len(held) <= EVERY
