@@ -38,6 +38,8 @@ class Flight:
     """Times that a member was given it."""
     is_aborted: bool = False
     """The caller wants it as it is."""
+    is_wanted: bool = True
+    """Its call waits for it; a member may have it for a while after that has ended."""
     num_losses: int = 0
     """Members that were lost with it."""
     was_lost: bool = False

@@ -78,6 +78,7 @@ class Saving:
         asked = {
             group_id: (flight, flight.num_issues)
             for group_id, flight in _without_twins(member.flights).items()
+            if flight.is_wanted
         }
         if not asked:
             return 0.0
@@ -108,8 +109,10 @@ class Saving:
             if flight is None:
                 msg = f"it told how far group {group_id} is, which it was not asked for"
                 raise MemberLostError(msg)
-            # Come meanwhile, or given out anew: what is told is of before.
-            if flight in member.flights and flight.num_issues == num_issues:
+            # Come meanwhile, given out anew, or wanted no more: what is told is of before, and even
+            # its versions may be of a history that was taken back.
+            is_held = flight in member.flights and flight.num_issues == num_issues
+            if is_held and flight.is_wanted:
                 self._hold(flight, parts)
         self.counts.told_seconds += report.progress.seconds
         self.counts.taken_seconds += time.perf_counter() - began

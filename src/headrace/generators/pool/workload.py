@@ -82,6 +82,8 @@ class Workload:
     def take_back(self, call: Call) -> None:
         """Forget what nobody waits for any more, and have members stop with it."""
         left = [flight for flight in self._open if flight.call is call]
+        for flight in left:
+            flight.is_wanted = False
         self._open.difference_update(left)
         self._waiting = [flight for flight in self._waiting if flight in self._open]
         if left and self.failure is None:

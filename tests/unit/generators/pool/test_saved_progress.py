@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -426,3 +426,46 @@ def test_what_came_back_from_a_member_that_left_keeps_its_text_for_the_caller() 
         pool._work.take_back(flight.call)
 
     lab.run(work, num_members=1, **QUICK)
+
+
+class Slow(SteppingGenerator):
+    """Obeys late: neither takes groups back nor tells how far they are before it is let."""
+
+    def __init__(self, on_update: OnUpdate = "keep", steps_left: int | None = None) -> None:
+        super().__init__(on_update, steps_left)
+        self.is_asked, self.may_tell = asyncio.Event(), asyncio.Event()
+        self.num_told = 0
+
+    async def abort(self, group_ids: Sequence[str]) -> None:
+        del group_ids
+
+    async def progress(self, marks: Marks) -> Progress:
+        self.is_asked.set()
+        await self.may_tell.wait()
+        self.num_told += 1
+        return await super().progress(marks)
+
+
+def test_what_is_told_of_a_history_that_was_taken_back_is_nobodys_fault() -> None:
+    """After a learner's restart versions go back, and a member may still have groups of before."""
+    lab = stepping_lab(4, kind=Slow)
+
+    async def work(pool: GeneratorPool) -> None:
+        await pool.update_from(notice(5))
+        call = asyncio.ensure_future(collect(pool, [request("a", 1, max_tokens=12)]))
+        await until(lambda: bool(lab.proxies))
+        member = lab.of(0)
+        generator = member.generator
+        assert isinstance(generator, Slow)
+        await generator.is_asked.wait()
+        await until(lambda: generator.num_sampled == 4)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await pool.update_from(notice(2))
+        generator.may_tell.set()
+        beats = member.questions.count("beat")
+        await until(lambda: generator.num_told > 0 and member.questions.count("beat") > beats + 3)
+        assert pool.num_members == 1
+        assert lab.of(0) is member
+
+    lab.run(work, num_members=1, heartbeat_seconds=0.01, **QUICK)
