@@ -18,6 +18,7 @@ been cancelled, and what is on its way having come to its end.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -424,28 +425,20 @@ class Controller:
         """Every so often, say what is being waited for if nothing moved. Ended by `run`."""
         while True:
             await asyncio.sleep(self._watch_seconds)
-            now = time.monotonic()
-            silence, in_flight = now - self._waves.moved_at, self._waves.in_flight
-            if in_flight and silence >= self._watch_seconds:
-                missing = ", ".join(sorted(in_flight.values())[:5])
-                self._event(
-                    "waiting",
-                    f"nothing arrived for {silence:.0f} s; {len(in_flight)} groups are "
-                    f"missing, among them {missing}",
-                )
-            if self._learner_since and now - self._learner_since >= self._watch_seconds:
-                self._event(
-                    "waiting",
-                    f"the learner has been at step {self._step_done + 1} for "
-                    f"{now - self._learner_since:.0f} s",
-                )
-            last = self._publishing.last
-            if last and not last.is_over and now - last.began >= self._watch_seconds:
-                self._event(
-                    "waiting",
-                    f"weights of version {last.policy_version} have been on their way for "
-                    f"{now - last.began:.0f} s",
-                )
+            delays = (
+                self._waves.delay(self._watch_seconds),
+                self._learner_delay(),
+                self._publishing.delay(self._watch_seconds),
+            )
+            for delay in delays:
+                if delay:
+                    self._event("waiting", delay)
+
+    def _learner_delay(self) -> str | None:
+        seconds = time.monotonic() - (self._learner_since or math.inf)
+        if seconds < self._watch_seconds:
+            return None
+        return f"the learner has been at step {self._step_done + 1} for {seconds:.0f} s"
 
     def _event(self, kind: str, message: str) -> None:
         self._parts.monitor.on_event(RunEvent(kind=kind, step=self._step_done, message=message))

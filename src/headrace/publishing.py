@@ -59,6 +59,13 @@ class Publishing:
         if self._last is not None:
             await self._last.ended(at_most)
 
+    def delay(self, seconds: float) -> str | None:
+        """Say so if generators have not had the weights for so long; None where they have."""
+        last = self._last
+        if last is None or last.is_over or (waited := time.monotonic() - last.began) < seconds:
+            return None
+        return f"weights of version {last.policy_version} have been on their way for {waited:.0f} s"
+
     def take_seconds(self) -> float:
         """Return what the publications took that ended since the last call, from their begin."""
         seconds, self._seconds = self._seconds, 0.0

@@ -27,6 +27,8 @@ from headrace.errors import GeneratorFailure
 from headrace.roles import Generator, Interruptible, Verifier
 from headrace.types import GenerationRequest, RolloutGroup
 
+MAX_NAMED = 5
+"""Missing groups that are named."""
 LATE = "late: the batch was made of groups that were whole before it"
 """Why a group is dropped that a batch left behind for good."""
 
@@ -101,6 +103,17 @@ class Waves:
             "controller/groups/num_scoring": float(len(self._scoring)),
             "controller/groups/num_ready": float(num_ready),
         }
+
+    def delay(self, seconds: float) -> str | None:
+        """Say what is missing if nothing has arrived for so long; None where nothing is amiss."""
+        silence = time.monotonic() - self.moved_at
+        if not self.in_flight or silence < seconds:
+            return None
+        missing = ", ".join(sorted(self.in_flight.values())[:MAX_NAMED])
+        return (
+            f"nothing arrived for {silence:.0f} s; {len(self.in_flight)} groups are missing, "
+            f"among them {missing}"
+        )
 
     def score_seconds(self) -> float:
         """Return the time of this step in which verdicts were all that was waited for."""

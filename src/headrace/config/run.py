@@ -99,6 +99,17 @@ class RunConfig(Section):
         return self.max_staleness > 0 if self.eval.interleaved is None else self.eval.interleaved
 
     @property
+    def num_batches(self) -> int:
+        """Batches that are under way at most; from two on the learner steps while it publishes."""
+        within = num_batches_within(self.max_staleness, self.learner.num_minibatches)
+        return min(self.pipeline.depth or within, within)
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether a generator in the learner's process reads copies, beside which that steps."""
+        return self.num_batches > 1 and not self.placement.is_disaggregated
+
+    @property
     def eval_sampling(self) -> SamplingConfig:
         """Sampling of the held-out evaluation."""
         return self.eval.sampling or self.sampling
@@ -204,7 +215,7 @@ def _pipeline_contradictions(config: RunConfig) -> Iterator[Contradiction]:
             f"learner.num_minibatches = {updates}: the last of so many batches would be staler; "
             f"set depth = {within}, or max_staleness >= {pipeline.depth * updates - 1}",
         )
-    if pipeline.late == "carry_over" and min(pipeline.depth or within, within) == 1:
+    if pipeline.late == "carry_over" and config.num_batches == 1:
         yield Contradiction(
             keys=("pipeline.late", "pipeline.depth", *keys),
             text='pipeline.late = "carry_over" with one batch under way: there is no later one '

@@ -268,7 +268,7 @@ class LocalRun:
         kept.take_back(beginning)
         kept.monitor.on_event(self._event(beginning))
         buffer = _buffer(config)
-        room = _room(config, kept.channel, is_overlapping=buffer.num_batches > 1)
+        room = _room(config, kept.channel)
         learner = build_learner(self.prepared, num_steps, kept.learner_compute, kept.places, room)
         stack.push_async_callback(learner.close)
         await learner.start()
@@ -367,13 +367,11 @@ def _buffer(config: RunConfig) -> RolloutBuffer:
     )
 
 
-def _room(
-    config: RunConfig, channel: WeightChannel | None, *, is_overlapping: bool
-) -> WeightRoom | None:
+def _room(config: RunConfig, channel: WeightChannel | None) -> WeightRoom | None:
     """Return where the learner computes what it publishes; None: its own tensors are read."""
     if channel is not None:
         return channel.room
-    if not is_overlapping:
+    if not config.copies_weights:
         return None
     # Of ranks weights arrive on the processor.
     is_ranked = config.learner.parallel.has_processes

@@ -313,7 +313,9 @@ def _needed_bytes(config: RunConfig, decoder: DecoderConfig) -> int:
     if config.learner.parallel.has_processes:
         # Each replica is one; a checkpoint copies weights and moments, to write them meanwhile.
         copies = copies * config.learner.parallel.replicas + 3
-    weights = copies * trained + frozen + parameters
+    # What is published beside a step is a copy of its own.
+    published = parameters if config.copies_weights else 0
+    weights = copies * trained + frozen + parameters + published
     return 4 * (weights + _cached_values(config, decoder) + _kept_values(config, decoder))
 
 

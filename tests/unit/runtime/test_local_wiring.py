@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -27,11 +28,12 @@ from headrace.generators.torch_engine.kv_cache import block_bytes
 from headrace.generators.torch_generator import BLOCK_SIZE
 from headrace.kernels.vectors import LANES
 from headrace.learners import TorchLearner
+from headrace.models.decoder_config import DecoderConfig
 from headrace.runtime.devices import CPU
 from headrace.runtime.generators import compute_threads
 from headrace.runtime.local import LocalRun
 from headrace.runtime.precision import resolve_dtype
-from headrace.runtime.preflight import PreparedRun
+from headrace.runtime.preflight import PreparedRun, _needed_bytes
 from headrace.types import (
     Outcome,
     Prompt,
@@ -298,6 +300,18 @@ def test_weights_are_copied_before_they_are_read_where_the_learner_steps_meanwhi
     assert isinstance(room, MemoryRoom) == is_copied
     assert isinstance(sync, MemoryWeightSync)
     assert sync._is_copied == is_copied
+
+
+def test_the_memory_that_a_run_is_said_to_need_holds_the_copy_that_is_published(
+    prepare: Prepare,
+) -> None:
+    waiting, beside = prepare(NO_EVALUATION), prepare(NO_EVALUATION, "max_staleness=2")
+    decoder = waiting.model.decoder_config
+    assert isinstance(decoder, DecoderConfig)
+    parameters = sum(math.prod(shape) for shape in decoder.tensor_shapes().values())
+
+    more = _needed_bytes(beside.config, decoder) - _needed_bytes(waiting.config, decoder)
+    assert more == pytest.approx(4 * parameters, rel=0.02), "an estimate counts matrices alone"
 
 
 def runner_of(controller: Controller) -> FusedRunner:
