@@ -1,7 +1,8 @@
 """What lies in a run directory: names, reading it back, and rewinding it for a resume.
 
 Owns the record of a run as files: a line with a step beyond the checkpoint that a run resumes from
-never survives, and a line that a kill tore in two is never taken for a record. It does not write
+never survives, unless it tells what happened to a process, which no checkpoint takes back; and a
+line that a kill tore in two is never taken for a record. It does not write
 new records (`jsonl`, `rollouts`) and does not touch checkpoints or the ledger.
 """
 
@@ -25,6 +26,11 @@ ROLLOUTS_FOLDER = "rollouts"
 REPORT_FILE = "report.html"
 ALARM = "alarm"
 """Kind of an event that an alarm is recorded as."""
+
+_OF_PROCESSES = frozenset(
+    ("learner_restart", "generator_lost", "generator_restart", "generator_given_up")
+)
+"""Kinds of events that stay, whatever is made again."""
 
 _ROLLOUT_FILE = re.compile(r"(step|eval)-(\d+)\.parquet")
 
@@ -97,7 +103,7 @@ def read_run(directory: Path) -> RunHistory:
 
 
 def rewind(directory: Path, step: int) -> None:
-    """Forget everything recorded after ``step``, and a torn last line, before a resume.
+    """Forget everything made after ``step``, and a torn last line, before a resume.
 
     Each file is replaced atomically, so that a kill at any moment leaves the old or the new one.
     A file that is not there yet is no error. Raises RunDirectoryError for a damaged line.
@@ -105,11 +111,15 @@ def rewind(directory: Path, step: int) -> None:
     for name in (METRICS_FILE, EVENTS_FILE, RECORDS_FILE):
         path = directory / name
         if path.exists():
-            kept = [line for line in read_lines(path) if line["step"] <= step]
+            kept = [line for line in read_lines(path) if line["step"] <= step or _stays(line)]
             replace_file(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
     for path, _, recorded in rollout_files(directory):
         if recorded > step:
             path.unlink()
+
+
+def _stays(line: Line) -> bool:
+    return line.get("kind") in _OF_PROCESSES
 
 
 def rollout_files(directory: Path) -> Iterator[tuple[Path, str, int]]:

@@ -7,7 +7,7 @@ import pytest
 from headrace.errors import RunDirectoryError
 from headrace.monitors import JsonlMonitor, read_run, rewind
 from headrace.monitors.run_directory import rollout_files
-from headrace.types import StepRecord
+from headrace.types import RunEvent, StepRecord
 
 
 def test_a_directory_that_is_no_run_is_named_with_what_is_missing(tmp_path: Path) -> None:
@@ -38,6 +38,19 @@ def test_a_rewind_forgets_every_line_and_file_after_the_step(run_directory: Path
     assert [event.kind for event in run.events] == ["start"]
     recorded = [(kind, step) for _, kind, step in rollout_files(run_directory)]
     assert recorded == [("eval", 0), ("step", 1), ("eval", 10), ("step", 10)]
+
+
+def test_a_rewind_takes_back_what_was_made_and_not_what_happened_to_processes(
+    run_directory: Path,
+) -> None:
+    monitor = JsonlMonitor(run_directory)
+    for kind in ("learner_restart", "generator_lost", "waiting"):
+        monitor.on_event(RunEvent(kind=kind, step=15, message=kind))
+    monitor.close()
+    for step in (10, -1):
+        rewind(run_directory, step)
+        kinds = [event.kind for event in read_run(run_directory).events]
+        assert kinds == ["start", "learner_restart", "generator_lost"][step < 0 :]
 
 
 def test_a_rewind_keeps_the_lines_it_keeps_as_they_were(run_directory: Path) -> None:
