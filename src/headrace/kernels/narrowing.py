@@ -20,7 +20,8 @@ from headrace.kernels.checksums import (
     with_words,
     zero_sums,
 )
-from headrace.kernels.compiled import BF16, BYTES, FP32, Kernel, argument, kernel
+from headrace.kernels.compiled import BF16, BYTES, FP32, ROWS, Kernel, argument, kernel
+from headrace.kernels.tiles import literal
 from headrace.kernels.vectors import (
     FLOATS,
     I32,
@@ -40,43 +41,69 @@ _PER_WORD = 8 // BYTES[BF16]
 
 
 @compile_time
-def narrow_row(
-    _context: Any, numbers: Any, out: Any, words: Any, of_upper: Any, factor: Any
+def narrow_rows(
+    _context: Any,
+    count: Any,
+    numbers: Any,
+    out: Any,
+    apart: Any,
+    words: Any,
+    of_upper: Any,
+    factor: Any,
+    more: Any,
 ) -> Any:
-    """(numbers, out, words, of_upper, factor) -> what `checksums.sum_row` finds of ``out``.
+    """(count, numbers, out, apart, words, of_upper, factor, more) -> what rows add to a sum.
 
-    There, at a multiple of `LINE`, ``words`` words of bf16 are stored, past the cache: they are as
-    much memory as a processor's cache, another process reads them, and the cache need not fetch
-    what is written over.
+    Of ``count`` rows, each ``apart`` bytes of ``out`` after the one before and twice as many of
+    ``numbers``, ``words`` words of bf16 are stored in ``out``, at multiples of `LINE` and past the
+    cache: they are more than a cache holds, another process reads them, and the cache need not
+    fetch what is written over. They add what `checksums.sum_row` finds of them, the first by
+    ``factor`` and each following one by ``more`` more.
     """
+    size = literal(count)
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        numbers, out, words, of_upper, factor = values
+        numbers, out, apart, words, of_upper, factor, more = values[1:]
         one = builder.module.add_metadata([I32(1)])
+        rows = [(numbers, out, factor)]
+        while len(rows) < size:
+            source, target, weight = rows[-1]
+            source = builder.add(source, builder.mul(apart, I64(BYTES[FP32] // BYTES[BF16])))
+            rows.append((source, builder.add(target, apart), builder.add(weight, more)))
 
         def add(place: Any, sums: Sequence[Any]) -> list[Any]:
-            source = builder.add(numbers, builder.mul(place, I64(BYTES[FP32] * _PER_WORD)))
-            target = builder.add(out, builder.mul(place, I64(8)))
-            found = []
-            for half in range(STRIDE // WIDE):
-                halves = []
-                for vector in range(2):
-                    here = builder.add(source, I64(LINE * (2 * half + vector)))
-                    ask_for(builder, builder.add(here, I64(AHEAD)))
-                    x = builder.load(pointer_to(builder, here, FLOATS), align=4)
-                    halves.append(rounded_to_bf16(builder, x))
-                in_order = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
-                rounded = builder.bitcast(builder.shuffle_vector(*halves, in_order), _WIDE)
-                place_of = builder.add(target, I64(8 * WIDE * half))
-                stored = builder.store(rounded, pointer_to(builder, place_of, _WIDE), align=LINE)
-                stored.set_metadata("nontemporal", one)
-                found += with_words(builder, sums[2 * half : 2 * half + 2], rounded)
+            offset, found = builder.mul(place, I64(8)), []
+            for row, (source, target, _) in enumerate(rows):
+                at = builder.add(source, builder.mul(offset, I64(BYTES[FP32] // BYTES[BF16])))
+                for half in range(STRIDE // WIDE):
+                    rounded = _rounded(builder, builder.add(at, I64(2 * LINE * half)))
+                    cell = builder.add(builder.add(target, offset), I64(LINE * half))
+                    stored = builder.store(rounded, pointer_to(builder, cell, _WIDE), align=LINE)
+                    stored.set_metadata("nontemporal", one)
+                    pair = 4 * row + 2 * half
+                    found += with_words(builder, sums[pair : pair + 2], rounded)
             return found
 
-        sums = long_loop(builder, words, STRIDE, zero_sums(4), add)
-        return weighed(builder, sums, of_upper, factor)
+        sums = long_loop(builder, words, STRIDE, zero_sums(4 * size), add)
+        total = I64(0)
+        for row, (_, _, weight) in enumerate(rows):
+            found = weighed(builder, sums[4 * row : 4 * row + 4], of_upper, weight)
+            total = builder.add(total, found)
+        return total
 
-    return types.intp(*(types.intp,) * 5), generate
+    return types.intp(count, *(types.intp,) * 7), generate
+
+
+def _rounded(builder: ir.IRBuilder, address: Any) -> Any:
+    """Emit 8 words of bf16: what the 32 numbers at ``address`` are rounded to."""
+    halves = []
+    for vector in range(2):
+        here = builder.add(address, I64(LINE * vector))
+        ask_for(builder, builder.add(here, I64(AHEAD)))
+        x = builder.load(pointer_to(builder, here, FLOATS), align=4)
+        halves.append(rounded_to_bf16(builder, x))
+    in_order = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
+    return builder.bitcast(builder.shuffle_vector(*halves, in_order), _WIDE)
 
 
 @cache
@@ -86,22 +113,40 @@ def narrowing_kernel(even: int) -> Kernel:
     And add to ``total`` [1] int64 what `checksum_kernel` adds for ``out``. Arguments: taken, n,
     words of 64 bits in a row of ``out`` (a multiple of `STRIDE`), numbers, out (at a multiple of
     `LINE`), total. Taking the next piece makes what was stored past the cache visible to others.
+
+    `ROWS` rows that lie apart are read side by side: memory is waited for in each of them at once.
     """
 
     def narrow(pointer: Any) -> None:
         call = address_of(pointer)
         num_rows, words = argument(call, 1), argument(call, 2)
-        size = _PER_WORD * words
-        num_taken = max(CHUNK // words, 1)
+        row_bytes, of_upper = 8 * words, even + 1
+        apart = max(CHUNK // words // ROWS, 1)
         while True:
-            first = num_taken * next_item(call)
+            first = ROWS * apart * next_item(call)
             if first >= num_rows:
                 break
             found = 0
-            for row in range(first, min(first + num_taken, num_rows)):
-                numbers = argument(call, 3) + BYTES[FP32] * size * row
-                out = argument(call, 4) + BYTES[BF16] * size * row
-                found += narrow_row(numbers, out, words, even + 1, even * row + 1)
+            for row in range(first, min(first + apart, num_rows)):
+                numbers = argument(call, 3) + BYTES[FP32] // BYTES[BF16] * row_bytes * row
+                out = argument(call, 4) + row_bytes * row
+                if first + ROWS * apart <= num_rows:
+                    step = row_bytes * apart
+                    factor, more = even * row + 1, even * apart
+                    found += narrow_rows(ROWS, numbers, out, step, words, of_upper, factor, more)
+                    continue
+                for other in range(row, num_rows, apart):
+                    skipped = row_bytes * (other - row)
+                    found += narrow_rows(
+                        1,
+                        numbers + BYTES[FP32] // BYTES[BF16] * skipped,
+                        out + skipped,
+                        0,
+                        words,
+                        of_upper,
+                        even * other + 1,
+                        0,
+                    )
             add_to(argument(call, 5), found)
 
     return kernel(narrow)
