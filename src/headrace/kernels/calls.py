@@ -39,22 +39,27 @@ class Call:
     def __setitem__(self, index: int, value: int) -> None:
         self._arguments[index] = value
 
+    def begin(self) -> tuple[int, int]:
+        """Let all of the work be taken; return where the kernel and what it is called with lie."""
+        self._arguments[0] = 0
+        return self._kernel.address, self._pointer
+
     def run(self, num_threads: int = 1, num_vectors: int = LEAST_WORK) -> None:
         """Do all of the work. What arguments point to must outlive the call.
 
         ``num_vectors``: operations on whole vectors that it takes, about. Few are done alone; while
         many are done other threads may run Python, which for few would cost more than it gives.
         """
-        self._arguments[0] = 0
+        address, pointer = self.begin()
         is_long = num_vectors >= MUCH_WORK
         is_worth_it = num_threads > 1 and num_vectors >= LEAST_WORK
         parallel = parallel_function(is_long=is_long) if is_worth_it else None
         if parallel is not None:
-            parallel(self._kernel.address, self._pointer, num_threads, 0)
+            parallel(address, pointer, num_threads, 0)
         elif is_long:
-            self._kernel.alone_for_long(self._pointer)
+            self._kernel.alone_for_long(pointer)
         else:
-            self._kernel.alone(self._pointer)
+            self._kernel.alone(pointer)
 
 
 @cache

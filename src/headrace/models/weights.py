@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.kernels.calls import Call
 from headrace.kernels.checksums import LINE, STRIDE, checksum_kernel
 from headrace.kernels.narrowing import narrowing_kernel
+from headrace.kernels.sequences import run_together
 from headrace.types import WeightUpdate
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -64,28 +65,41 @@ def copied_update(
 ) -> WeightUpdate:
     """Return ``targets`` as they are published, once they hold ``tensors`` in their own dtypes.
 
-    Each is summed while it is still in the processor's cache.
+    Each is summed on its way.
     """
-    found = checksum_of(
-        (name, targets[name], _copied(tensor, targets[name])) for name, tensor in tensors.items()
-    )
-    return WeightUpdate(policy_version=policy_version, tensors=targets, checksum=found)
+    found, rounded = {}, {}
+    for name, tensor in tensors.items():
+        if _can_round(tensor, targets[name]):
+            rounded[name] = tensor
+        else:
+            found[name] = content(targets[name].copy_(tensor))
+    found |= _rounded(rounded, targets)
+    terms = ((name, targets[name], one) for name, one in found.items())
+    return WeightUpdate(policy_version=policy_version, tensors=targets, checksum=checksum_of(terms))
 
 
-def _copied(tensor: Tensor, target: Tensor) -> int:
-    """Have ``target`` hold ``tensor`` in its own dtype; return its `content`."""
+def _can_round(tensor: Tensor, target: Tensor) -> bool:
+    """Return whether the kernel makes ``target`` of ``tensor``."""
     is_narrowed = (tensor.dtype, target.dtype) == (torch.float32, torch.bfloat16)
     lie_alike = tensor.is_contiguous() and tensor.shape == target.shape and tensor.numel() > 0
     on_processor = tensor.device.type == target.device.type == "cpu"
     is_in_lines = target.data_ptr() % LINE == 0
-    if not (is_narrowed and lie_alike and on_processor and is_in_lines and _is_in_strides(target)):
-        return content(target.copy_(tensor))
-    total = np.zeros(1, dtype=np.int64)
-    call = Call(narrowing_kernel(EVEN), 6)
-    call[1], call[2] = len(target), target.nbytes // len(target) // 8
-    call[3], call[4], call[5] = tensor.data_ptr(), target.data_ptr(), total.ctypes.data
-    call.run(torch.get_num_threads(), target.nbytes // 8)
-    return int(total[0])
+    return is_narrowed and lie_alike and on_processor and is_in_lines and _is_in_strides(target)
+
+
+def _rounded(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, int]:
+    """Have ``targets`` hold ``tensors``; return the `content` of each."""
+    totals, calls = np.zeros(len(tensors), dtype=np.int64), []
+    for number, (name, tensor) in enumerate(tensors.items()):
+        target = targets[name]
+        calls.append(call := Call(narrowing_kernel(EVEN), 6))
+        call[1], call[2] = len(target), target.nbytes // len(target) // 8
+        call[3], call[4] = tensor.data_ptr(), target.data_ptr()
+        call[5] = totals[number:].ctypes.data
+    if calls:
+        num_vectors = sum(targets[name].nbytes for name in tensors) // 8
+        run_together(calls, torch.get_num_threads(), num_vectors)
+    return dict(zip(tensors, totals.tolist(), strict=True))
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:

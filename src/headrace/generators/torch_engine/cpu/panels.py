@@ -21,6 +21,7 @@ from headrace.generators.torch_engine.forms import side_by_side
 from headrace.kernels.amx import may_use_tiles
 from headrace.kernels.calls import Call
 from headrace.kernels.compiled import BF16, FP16, FP32
+from headrace.kernels.sequences import run_together
 from headrace.kernels.vectors import LANES, has_feature
 from headrace.models.weights import EVEN, content, same_bits
 
@@ -170,7 +171,7 @@ class _Store:
             # One matrix at a time is held twice, and memory that is there is used again.
             self.panels = torch.empty(0, dtype=torch.int32)
             self.panels = torch.empty(size, dtype=torch.int32)
-        self._pack(Call(pack_kernel(is_check=False), 7), parts)
+        self._pack(parts, is_check=False, differences=0)
 
     def holds(self, parts: Sequence[Tensor]) -> bool:
         """Return whether every word is where `load` would put it."""
@@ -179,35 +180,34 @@ class _Store:
         if (num_outputs, words) != (self.num_outputs, self.words):
             return False
         differences = np.zeros(1, dtype=np.int64)
-        call = Call(pack_kernel(is_check=True), 7)
-        call[6] = differences.ctypes.data
-        self._pack(call, parts)
+        self._pack(parts, is_check=True, differences=differences.ctypes.data)
         return not differences[0]
 
     def contents(self) -> list[int]:
         """Return the `content` of each part, read back."""
-        call, found, row = Call(content_kernel(EVEN), 8), [], 0
-        call[3], call[4] = self.words, self.panels.data_ptr()
-        for size in self.sizes:
-            total = np.zeros(1, dtype=np.int64)
+        totals, calls, row = np.zeros(len(self.sizes), dtype=np.int64), [], 0
+        for number, size in enumerate(self.sizes):
+            calls.append(call := Call(content_kernel(EVEN), 8))
             first, end = row // OUTPUTS, -(-(row + size) // OUTPUTS)
-            call[1], call[2] = first, end - first
-            call[5], call[6], call[7] = row, size, total.ctypes.data
-            call.run(torch.get_num_threads(), size * self.words // LANES * 2)
-            found.append(int(total[0]))
+            call[1], call[2], call[3] = first, end - first, self.words
+            call[4], call[5], call[6] = self.panels.data_ptr(), row, size
+            call[7] = totals[number:].ctypes.data
             row += size
-        return found
+        run_together(calls, torch.get_num_threads(), row * self.words // LANES * 2)
+        return [int(total) for total in totals]
 
-    def _pack(self, call: Call, parts: Sequence[Tensor]) -> None:
+    def _pack(self, parts: Sequence[Tensor], *, is_check: bool, differences: int) -> None:
         if any(len(part) % OUTPUTS for part in parts[:-1]):
             parts = [side_by_side(parts)]  # else a part would end inside a panel
-        target = self.panels.data_ptr()
-        for part in parts:
-            matrix = part.detach().contiguous()
+        target, calls = self.panels.data_ptr(), []
+        matrices = [part.detach().contiguous() for part in parts]
+        for part, matrix in zip(parts, matrices, strict=True):
+            calls.append(call := Call(pack_kernel(is_check=is_check), 7))
+            call[6] = differences
             call[1], call[2], call[3] = _padded_size(len(part)) // OUTPUTS, len(part), self.words
             call[4], call[5] = matrix.data_ptr(), target
-            call.run(torch.get_num_threads(), len(part) * self.words // LANES * 4)
             target += WORD * self.words * _padded_size(len(part))
+        run_together(calls, torch.get_num_threads(), self.num_outputs * self.words // LANES * 4)
 
 
 class _Bias:
