@@ -25,6 +25,7 @@ from headrace.runtime.ray.member import GeneratorActor
 from headrace.runtime.ray.object_store import ObjectStoreCarrier, ObjectStoreFetcher
 from headrace.runtime.ray.verifiers import ClusterVerifier
 from headrace.types import Prompt, Rollout, RolloutGroup, SamplingParams, WeightUpdate
+from headrace.weight_sync.chained import ChainedReader, ChainedStore
 from headrace.weight_sync.store import WholeReader, WholeStore
 
 
@@ -101,6 +102,28 @@ async def weights_come_back_as_they_were() -> Any:  # noqa: ANN401 - JSON
             pass
     except WeightSyncError as error:
         found.append(str(error))
+    return found
+
+
+async def changes_come_back_as_they_were() -> Any:  # noqa: ANN401 - JSON
+    """Publish four versions as changes; return how many parts each had, and whether it was right.
+
+    One reader follows; another one begins with each.
+    """
+    carrier, fetcher = ObjectStoreCarrier(), ObjectStoreFetcher(deadline_seconds=30)
+    store, reader = ChainedStore(carrier, whole_every=3), ChainedReader(fetcher)
+    tensor = torch.zeros(64, 8, dtype=torch.bfloat16)
+    found: list[list[object]] = []
+    for version in range(1, 5):
+        tensor = tensor.clone()
+        tensor[version, 0] = -0.0 if version == 2 else float("nan")
+        update = WeightUpdate(policy_version=version, tensors={"a": tensor}, checksum=version)
+        notice = await store.write(update)
+        for each in (reader, ChainedReader(fetcher)):
+            fetcher.learn(carrier.refs(notice))
+            with each.open(notice) as read:
+                same = torch.equal(read.tensors["a"].view(torch.uint8), tensor.view(torch.uint8))
+            found.append([len(notice.parts), same])
     return found
 
 

@@ -69,6 +69,11 @@ def test_weights_are_the_same_bits_behind_the_object_store_and_gone_once_release
     assert found[2] == "version 2 is gone: it was given up before it was read"
 
 
+def test_changes_of_weights_are_the_same_bits_behind_the_object_store(two_nodes: str) -> None:
+    found = on(two_nodes, "changes_come_back_as_they_were")
+    assert found == [[parts, True] for parts in (1, 2, 3, 1) for _ in range(2)]
+
+
 def test_what_a_pool_asks_begins_in_the_order_in_which_it_was_asked(two_nodes: str) -> None:
     found = on(two_nodes, "calls_that_come_in_another_order_begin_in_theirs")
     assert found == ["earlier", "later"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from lab import Lab, is_timeless
+from lab import Command, Lab, is_timeless
 from ray_lab import cluster, ray_processes_below, refused_on
 
 import headrace
@@ -42,12 +42,16 @@ def two_nodes() -> Iterator[str]:
         yield address
 
 
+def lines(run: Path, kind: str) -> list[dict[str, Any]]:
+    said = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    found = [json.loads(line) for line in said if line.endswith("\n")]
+    return [line for line in found if line["kind"] == kind]
+
+
 def steps(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [
         {name: value for name, value in line["metrics"].items() if is_timeless(name)}
-        for line in map(json.loads, lines)
-        if line["kind"] == "step"
+        for line in lines(run, "step")
     ]
 
 
@@ -190,3 +194,33 @@ def test_options_of_ray_without_ray_are_refused(lab: Lab) -> None:
         ended = lab.train("none", *option).wait()
         assert ended.status == 2
         assert "add --runtime ray" in ended.err
+
+
+def test_a_run_on_ray_grows_publishes_changes_and_comes_back_when_its_process_is_killed(
+    lab: Lab, headrace: Command
+) -> None:
+    run, folders = lab.folder / "kept-on-ray", own_folders()
+    one = ("--set", "placement.num_generators=1", "--set", "weight_sync.delta.whole_every=3")
+    long = ("--set", "num_steps=3000", "--set", "data.eval=null", "--set", "max_staleness=1")
+    still = ("--set", "learner.optimizer.learning_rate=1e-12")
+    settings = (*ON_RAY, *POOL, *one, *long, *still, "--restarts", 2)
+    running = lab.train("kept-on-ray", *settings)
+    assert running.wait_until((run / "checkpoints/step-000002").is_dir)
+    grown = headrace("scale", run, "generators=2")
+    assert (grown.status, grown.out) == (0, "2 generators, where there were 1\n"), grown.err
+
+    (process,) = psutil.Process(running.process.pid).children()
+    left = [*ray_processes_below(process.pid), process]
+    process.kill()
+    assert running.wait_until(lambda: '"kind": "resume"' in (run / "events.jsonl").read_text())
+    # Before the next one began nothing of the last one was left.
+    assert not [process for process in left if process.is_running()]
+    resumed_at = len(steps(run))
+    assert running.wait_until(lambda: len(steps(run)) > resumed_at + 3)
+    running.process.send_signal(signal.SIGINT)
+    ended = running.wait()
+    assert ended.status == 0, ended.err
+    assert "restart 1 of 2" in ended.err
+    numbers = [step["step"] for step in lines(run, "step")]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert own_folders() == folders

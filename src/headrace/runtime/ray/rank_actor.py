@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from dataclasses import dataclass
 
 import ray
 
 from headrace.child.process import LocalProcess, launch
 from headrace.learners.parallel.hosts import MODULE
+from headrace.patience import LOOKS
 from headrace.runtime.ray.cluster import own_address
 from headrace.runtime.ray.interface import talking_over
 
@@ -56,13 +56,14 @@ class RankActor:
         self._output: list[bytes] = []
         self._said: list[bytes] = []
         self._came = asyncio.Event()
-        self._asked_at = time.monotonic()
+        self._was_asked = False
+        """Since the last look."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, patience_seconds: float) -> Started:
         """Start the process; it is ended when nobody asks for ``patience_seconds``."""
         process = await launch(MODULE, talking_over(own_address()))
-        self._process, self._asked_at = process, time.monotonic()
+        self._process = process
         self._tasks = [
             asyncio.create_task(self._listen(process)),
             asyncio.create_task(self._end_when_forgotten(process, patience_seconds)),
@@ -71,14 +72,14 @@ class RankActor:
 
     async def write(self, frame: bytes | None) -> None:
         """Pass ``frame`` on; None closes the pipe."""
-        self._asked_at = time.monotonic()
+        self._was_asked = True
         self._own.write(frame)
 
     async def read(self) -> Heard:
         """Return what came. Waits for it; unblocked by it, by the end, or after `BEAT_SECONDS`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._came.wait(), BEAT_SECONDS)
-        self._asked_at = time.monotonic()
+        self._was_asked = True
         is_over = self._tasks[0].done()
         if not is_over:
             self._came.clear()
@@ -119,7 +120,10 @@ class RankActor:
             self._came.set()
 
     async def _end_when_forgotten(self, process: LocalProcess, patience_seconds: float) -> None:
-        """Waits for the learner's silence, by a clock."""
-        while (left := self._asked_at + patience_seconds - time.monotonic()) > 0:  # noqa: ASYNC110 - it is a clock that it waits for
-            await asyncio.sleep(left)  # each question moves the end
+        """Waits for the learner's silence, in which time does not run while this stands still."""
+        num_silent = 0
+        while num_silent < LOOKS:
+            self._was_asked = False
+            await asyncio.sleep(patience_seconds / LOOKS)  # it is a clock that it waits for
+            num_silent = 0 if self._was_asked else num_silent + 1
         await process.end()

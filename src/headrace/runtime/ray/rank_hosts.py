@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayError
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.errors import LearnerFailure
+from headrace.patience import wait_patiently
 from headrace.runtime.ray.calls import answer_of, kill_actor, one_line, start_actor
 from headrace.runtime.ray.cluster import own_address
 from headrace.runtime.ray.rank_actor import BEAT_SECONDS, Heard, RankActor, Started
@@ -83,9 +84,7 @@ class RankOnRay:
         """Waits for what the process says; unblocked by it, by its end, or by silence."""
         try:
             while True:
-                heard: Heard = await asyncio.wait_for(
-                    answer_of(self._actor.read.remote()), self._silence
-                )
+                heard = await self._heard()
                 self.stdout.feed_data(heard.output)
                 self.stderr.feed_data(heard.said)
                 if heard.is_over:
@@ -98,6 +97,16 @@ class RankOnRay:
         finally:
             self.stdout.feed_eof()
             self.stderr.feed_eof()
+
+    async def _heard(self) -> Heard:
+        """Ask once; raises TimeoutError where no answer comes, and RayError."""
+        asked: asyncio.Future[Heard] = asyncio.ensure_future(answer_of(self._actor.read.remote()))
+        try:
+            if await wait_patiently({asked}, self._silence):
+                raise TimeoutError
+            return asked.result()
+        finally:
+            asked.cancel()
 
     async def _write(self) -> None:
         """Waits for frames; one goes at a time, since Ray promises no order of calls."""
