@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.generators.torch_engine import runner_choice
 from headrace.monitors import RecordedStep, Weights, read_records
 from headrace.runtime import recording
 from headrace.runtime.preflight import PreparedRun
@@ -189,8 +190,10 @@ def test_steps_are_recorded_where_the_recipe_says_so_or_a_run_would_not_repeat(
 
 
 def test_a_recipe_becomes_what_was_resolved_on_the_machine_that_recorded(
-    prepare: Callable[..., PreparedRun],
+    prepare: Callable[..., PreparedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # On every processor: nothing is multiplied here.
+    monkeypatch.setattr(runner_choice, "can_multiply_int8", lambda _: True)
     there = prepare(
         "generator.dtype=int8", "learner.compute_dtype=bfloat16", "learner.parallel.shards=2"
     ).config
