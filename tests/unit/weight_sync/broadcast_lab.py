@@ -37,16 +37,27 @@ def stop_in_the_middle(with_signal: signal.Signals) -> None:
     Group.broadcast = one_bucket  # type: ignore[method-assign]
 
 
+def stop_at_the_door(with_signal: signal.Signals) -> None:
+    """Have this process get the signal when it was given its place in a group."""
+
+    def never(*_: object) -> None:
+        os.kill(os.getpid(), with_signal)
+
+    Group.__init__ = never  # type: ignore[method-assign]
+
+
 @dataclass(slots=True)
 class StoppingReader:
-    """A reader whose process stops in the middle of a broadcast."""
+    """A reader whose process stops in the middle of a broadcast, or before it."""
 
     reader: WeightReader
     with_signal: signal.Signals
+    is_in_the_middle: bool = True
 
     @contextmanager
     def open(self, notice: WeightNotice) -> Iterator[WeightUpdate]:
-        stop_in_the_middle(self.with_signal)
+        stop = stop_in_the_middle if self.is_in_the_middle else stop_at_the_door
+        stop(self.with_signal)
         with self.reader.open(notice) as found:
             yield found
 

@@ -220,6 +220,22 @@ def test_a_reader_that_hangs_in_the_middle_is_left_behind_after_the_deadline(
     store.close()
 
 
+def test_a_reader_that_is_killed_before_it_has_joined_is_waited_for_no_longer_than_the_deadline(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcast, "GATHER_SECONDS", 240.0)
+    store, reader = made(seconds=10.0)
+    others = [pickle.loads(pickle.dumps(reader)) for _ in range(2)]  # noqa: S301
+    with reader_process(StoppingReader(reader, signal.SIGKILL, is_in_the_middle=False)) as victim:
+        notice = replace(write(store, 1), num_readers=3)
+        dying = threads.submit(victim.read, notice)
+        found = [threads.submit(read, other, notice) for other in others]
+        assert {future.result() for future in found} == {notice.checksum}
+        with pytest.raises(EOFError):
+            dying.result()
+    store.close()
+
+
 def test_a_writer_that_is_killed_in_the_middle_leaves_readers_without_anything(
     readers: list[BroadcastReader], threads: ThreadPoolExecutor
 ) -> None:
