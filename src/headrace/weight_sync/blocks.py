@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from headrace.errors import WeightSyncError
@@ -80,6 +81,39 @@ class Carrier(Protocol):
         ...
 
 
+class Room(Protocol):
+    """Memory for a block whose tensors are computed straight into it.
+
+    It is committed or given back, once.
+    """
+
+    @property
+    def layout(self) -> WeightLayout:
+        """How its tensors lie."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """They have no content yet."""
+        ...
+
+    def commit(self, header: BlockHeader) -> WeightPart:
+        """Let readers at what was written."""
+        ...
+
+    def give_back(self) -> None:
+        """Have nobody read it."""
+        ...
+
+
+class RoomCarrier(Carrier, Protocol):
+    """A carrier that gives out memory of the blocks to come."""
+
+    def room(self, layout: WeightLayout) -> Room:
+        """Return memory for a block. Blocks; raises WeightSyncError where there is none."""
+        ...
+
+
 class Fetcher(Protocol):
     """The reading end of it."""
 
@@ -93,6 +127,18 @@ class Fetcher(Protocol):
     def close(self) -> None:
         """Let go of everything. Idempotent."""
         ...
+
+
+@torch.no_grad()
+def put_into(room: Room, header: BlockHeader, tensors: Mapping[str, Tensor]) -> WeightPart:
+    """Write a block of ``tensors`` into ``room``, which is given back where that fails."""
+    try:
+        for name, target in room.tensors.items():
+            target.copy_(tensors[name])
+    except BaseException:
+        room.give_back()
+        raise
+    return room.commit(header)
 
 
 def block_bytes(layout: WeightLayout) -> int:

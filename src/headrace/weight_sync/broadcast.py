@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from headrace.errors import WeightSyncError
+from headrace.models.weight_layout import WeightLayout
 from headrace.types import WeightPart
-from headrace.weight_sync.blocks import BlockHeader, block_bytes, data_start, write_header
+from headrace.weight_sync.blocks import BlockHeader, block_bytes, data_start, put_into, write_header
 from headrace.weight_sync.broadcast_group import Group, Meeting, Seat
 from headrace.weight_sync.network_wire import Line, Server, WireError
 
@@ -88,18 +89,28 @@ class BroadcastCarrier:
         self._sender = threading.Thread(target=self._send_rounds, name="broadcasts", daemon=True)
         self._sender.start()
 
-    @torch.no_grad()
+    def room(self, layout: WeightLayout) -> SendingRoom:
+        """See `RoomCarrier`. Memory that nothing is sent from: written again it costs less."""
+        memory = self._memory(block_bytes(layout))
+        views = layout.views(memory, data_start(layout))
+        return SendingRoom(carrier=self, memory=memory, layout=layout, tensors=views)
+
     def put(self, header: BlockHeader, tensors: Mapping[str, Tensor]) -> WeightPart:
         """See `Carrier`."""
-        memory = self._room(block_bytes(header.layout))
-        for name, target in header.layout.views(memory, data_start(header.layout)).items():
-            target.copy_(tensors[name])
-        write_header(memory, header)
+        return put_into(self.room(header.layout), header, tensors)
+
+    def use(self, memory: mmap.mmap) -> str:
+        """Have ``memory`` sent to whoever comes for it; return where."""
         token = secrets.token_hex(16)
         with self._changed:
             self._blocks[token] = memory
         host, port = self._server.address
-        return header.part(f"{SCHEME}{host}:{port}/{token}")
+        return f"{SCHEME}{host}:{port}/{token}"
+
+    def give_back(self, memory: mmap.mmap) -> None:
+        """Take ``memory`` back unsent."""
+        with self._changed:
+            self._free.append(memory)
 
     def drop(self, part: WeightPart) -> None:
         """See `Carrier`. A round that has begun comes to its end."""
@@ -118,8 +129,7 @@ class BroadcastCarrier:
         self._server.close()
         self._sender.join(self._seconds)
 
-    def _room(self, num_bytes: int) -> mmap.mmap:
-        """Return memory that nobody reads: pages that were paid for cost less than fresh ones."""
+    def _memory(self, num_bytes: int) -> mmap.mmap:
         with self._changed:
             fitting = [memory for memory in self._free if len(memory) == num_bytes]
             self._free = []
@@ -249,3 +259,23 @@ class BroadcastCarrier:
                 self._free.append(memory)
         for guest in guests:
             guest.over.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendingRoom:
+    """Memory that a block is broadcast from: a `Room`."""
+
+    carrier: BroadcastCarrier
+    memory: mmap.mmap
+    layout: WeightLayout
+    tensors: Mapping[str, Tensor]
+
+    def commit(self, header: BlockHeader) -> WeightPart:
+        """See `Room`."""
+        assert header.layout == self.layout, "the room was made for other tensors"
+        write_header(self.memory, header)
+        return header.part(self.carrier.use(self.memory))
+
+    def give_back(self) -> None:
+        """See `Room`."""
+        self.carrier.give_back(self.memory)

@@ -21,9 +21,8 @@ from headrace.weight_sync.shared_memory import (
     DIRECTORY,
     SharedMemoryCarrier,
     SharedMemoryFetcher,
-    SharedMemoryStore,
 )
-from headrace.weight_sync.store import WholeReader, WholeStore
+from headrace.weight_sync.store import RoomStore, WholeReader, WholeStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ def build_weight_channel(config: WeightSyncConfig, compute: ComputeThread | None
         )
     reader = WholeReader(fetcher)
     if isinstance(carrier, SharedMemoryCarrier):
-        store = SharedMemoryStore(carrier, compute)
+        store = RoomStore(carrier, compute)
         return WeightChannel(store=store, room=store, reader=reader)
     return WeightChannel(store=WholeStore(carrier, compute), reader=reader)
 
@@ -87,8 +86,9 @@ def _broadcasting(config: WeightSyncConfig, compute: ComputeThread | None) -> We
         carrier = BroadcastCarrier(
             config.host, bucket_bytes=config.bucket_mib << 20, seconds=config.deadline_seconds
         )
+    store = RoomStore(carrier, compute)
     reader = BroadcastReader(seconds=config.deadline_seconds)
-    return WeightChannel(store=WholeStore(carrier, compute), reader=reader)
+    return WeightChannel(store=store, room=store, reader=reader)
 
 
 def _listening(config: WeightSyncConfig) -> NetworkCarrier:

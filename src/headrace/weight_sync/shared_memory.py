@@ -17,30 +17,28 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
-from headrace.compute import ComputeThread
 from headrace.errors import WeightSyncError
 from headrace.host import available_memory
 from headrace.models.weight_layout import WeightLayout
-from headrace.types import WeightPart, WeightUpdate
+from headrace.types import WeightPart
 from headrace.weight_sync.blocks import (
     Block,
     BlockHeader,
     block_bytes,
     data_start,
     erase_header,
+    put_into,
     read_block,
     write_header,
 )
-from headrace.weight_sync.store import WholeStore, whole_header
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - nothing there gets a name
 """Where Linux has memory as files."""
@@ -98,15 +96,6 @@ class Segment:
         self._file.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A segment that is locked for writing, and where the tensors of a layout lie in it."""
-
-    segment: Segment
-    layout: WeightLayout
-    tensors: Mapping[str, Tensor]
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class SharedMemoryCarrier:
     """Writes blocks for processes of this machine. Not for several threads at once.
@@ -122,40 +111,26 @@ class SharedMemoryCarrier:
     _free: list[Segment] = field(default_factory=list)
     """What was dropped; readers may still hold some of it."""
 
-    def room(self, layout: WeightLayout) -> Room:
-        """Return memory for a block whose tensors are computed straight into it.
-
-        It goes to `commit`, or to `give_back`. Raises WeightSyncError.
-        """
+    def room(self, layout: WeightLayout) -> SegmentRoom:
+        """See `RoomCarrier`."""
         segment = self._segment(block_bytes(layout))
         erase_header(segment.memory)
         views = layout.views(segment.memory, data_start(layout))
-        return Room(segment=segment, layout=layout, tensors=views)
+        return SegmentRoom(carrier=self, segment=segment, layout=layout, tensors=views)
 
-    def commit(self, room: Room, header: BlockHeader) -> WeightPart:
-        """Let readers at what was written into ``room``."""
-        assert header.layout == room.layout, "the room was made for other tensors"
-        write_header(room.segment.memory, header)
-        room.segment.unlock()
-        self._used[room.segment.place] = room.segment
-        return header.part(room.segment.place)
-
-    def give_back(self, room: Room) -> None:
-        """Take ``room`` back unread."""
-        room.segment.unlock()
-        self._free.append(room.segment)
-
-    @torch.no_grad()
     def put(self, header: BlockHeader, tensors: Mapping[str, Tensor]) -> WeightPart:
         """See `Carrier`."""
-        room = self.room(header.layout)
-        try:
-            for name, target in room.tensors.items():
-                target.copy_(tensors[name])
-        except BaseException:
-            self.give_back(room)
-            raise
-        return self.commit(room, header)
+        return put_into(self.room(header.layout), header, tensors)
+
+    def use(self, segment: Segment) -> None:
+        """Let readers at a segment that was written."""
+        segment.unlock()
+        self._used[segment.place] = segment
+
+    def give_back(self, segment: Segment) -> None:
+        """Take a segment back unread."""
+        segment.unlock()
+        self._free.append(segment)
 
     def drop(self, part: WeightPart) -> None:
         """See `Carrier`."""
@@ -202,37 +177,25 @@ class SharedMemoryCarrier:
             time.sleep(_POLL_SECONDS)
 
 
-class SharedMemoryStore(WholeStore):
-    """A `WholeStore` in whose memory a learner may compute what it publishes: a `WeightRoom`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRoom:
+    """A segment that is locked for writing: a `Room`."""
 
-    def __init__(self, carrier: SharedMemoryCarrier, compute: ComputeThread | None = None) -> None:
-        """See `WholeStore`."""
-        super().__init__(carrier, compute)
-        self._memory = carrier
-        self._room: Room | None = None
+    carrier: SharedMemoryCarrier
+    segment: Segment
+    layout: WeightLayout
+    tensors: Mapping[str, Tensor]
 
-    def take(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> Mapping[str, Tensor]:
-        """See `WeightRoom`."""
-        self._give_back()
-        self._room = self._memory.room(WeightLayout.of(shapes, dict.fromkeys(shapes, dtype)))
-        return self._room.tensors
+    def commit(self, header: BlockHeader) -> WeightPart:
+        """See `Room`."""
+        assert header.layout == self.layout, "the room was made for other tensors"
+        write_header(self.segment.memory, header)
+        self.carrier.use(self.segment)
+        return header.part(self.segment.place)
 
-    def close(self) -> None:
-        """See `WeightStore`."""
-        self._give_back()
-        super().close()
-
-    def _part(self, update: WeightUpdate) -> WeightPart:
-        room = self._room
-        if room is None or update.tensors is not room.tensors:
-            return super()._part(update)
-        self._room = None
-        return self._memory.commit(room, whole_header(update, room.layout))
-
-    def _give_back(self) -> None:
-        if self._room is not None:
-            self._memory.give_back(self._room)
-            self._room = None
+    def give_back(self) -> None:
+        """See `Room`."""
+        self.carrier.give_back(self.segment)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -7,15 +7,18 @@ given, and a block is kept for as long as a notice of it may be opened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
+
+import torch
+from torch import Tensor
 
 from headrace.compute import ComputeThread
 from headrace.errors import WeightSyncError
 from headrace.models.weight_layout import WeightLayout
 from headrace.types import WeightNotice, WeightPart, WeightUpdate
-from headrace.weight_sync.blocks import BlockHeader, Carrier, Fetcher
+from headrace.weight_sync.blocks import BlockHeader, Carrier, Fetcher, Room, RoomCarrier
 
 T = TypeVar("T")
 
@@ -59,6 +62,39 @@ class WholeStore:
     def close(self) -> None:
         """See `WeightStore`."""
         self._carrier.close()
+
+
+class RoomStore(WholeStore):
+    """A `WholeStore` in whose memory a learner may compute what it publishes: a `WeightRoom`."""
+
+    def __init__(self, carrier: RoomCarrier, compute: ComputeThread | None = None) -> None:
+        """See `WholeStore`."""
+        super().__init__(carrier, compute)
+        self._rooms = carrier
+        self._room: Room | None = None
+
+    def take(self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> Mapping[str, Tensor]:
+        """See `WeightRoom`."""
+        self._give_back()
+        self._room = self._rooms.room(WeightLayout.of(shapes, dict.fromkeys(shapes, dtype)))
+        return self._room.tensors
+
+    def close(self) -> None:
+        """See `WeightStore`."""
+        self._give_back()
+        super().close()
+
+    def _part(self, update: WeightUpdate) -> WeightPart:
+        room = self._room
+        if room is None or update.tensors is not room.tensors:
+            return super()._part(update)
+        self._room = None
+        return room.commit(whole_header(update, room.layout))
+
+    def _give_back(self) -> None:
+        if self._room is not None:
+            self._room.give_back()
+            self._room = None
 
 
 def whole_header(update: WeightUpdate, layout: WeightLayout) -> BlockHeader:

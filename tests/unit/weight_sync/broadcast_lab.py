@@ -20,7 +20,7 @@ from headrace.types import WeightNotice, WeightUpdate
 from headrace.weight_sync.broadcast import BroadcastCarrier
 from headrace.weight_sync.broadcast_group import Group
 from headrace.weight_sync.broadcast_reader import BroadcastReader
-from headrace.weight_sync.store import WholeStore
+from headrace.weight_sync.store import RoomStore
 
 BUCKET_BYTES = 4096
 
@@ -67,9 +67,9 @@ class StoppingReader:
 
 def made(
     *, bucket_bytes: int = BUCKET_BYTES, seconds: float = DEADLINE
-) -> tuple[WholeStore, BroadcastReader]:
+) -> tuple[RoomStore, BroadcastReader]:
     carrier = BroadcastCarrier("127.0.0.1", bucket_bytes=bucket_bytes, seconds=seconds)
-    return WholeStore(carrier), BroadcastReader(seconds=seconds)
+    return RoomStore(carrier), BroadcastReader(seconds=seconds)
 
 
 @contextmanager

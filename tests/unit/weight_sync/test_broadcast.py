@@ -24,11 +24,11 @@ from headrace.weight_sync import broadcast, build_weight_channel
 from headrace.weight_sync.broadcast import BroadcastCarrier
 from headrace.weight_sync.broadcast_group import Group
 from headrace.weight_sync.broadcast_reader import MAX_ROUNDS, BroadcastReader
-from headrace.weight_sync.store import WholeStore
+from headrace.weight_sync.store import RoomStore
 
 
 @pytest.fixture
-def store() -> Iterator[WholeStore]:
+def store() -> Iterator[RoomStore]:
     store, _ = made()
     yield store
     store.close()
@@ -67,13 +67,13 @@ def all_read(
     return set(threads.map(lambda reader: read(reader, told), readers))
 
 
-def carrier_of(store: WholeStore) -> BroadcastCarrier:
+def carrier_of(store: RoomStore) -> BroadcastCarrier:
     carrier = store._carrier
     assert isinstance(carrier, BroadcastCarrier)
     return carrier
 
 
-def group_of(store: WholeStore) -> str:
+def group_of(store: RoomStore) -> str:
     formed = carrier_of(store)._formed
     assert formed is not None
     return formed.group.seat.name
@@ -129,7 +129,7 @@ def test_every_transport_brings_the_same_bits(transport: str, tmp_path: Path) ->
 
 
 def test_readers_that_are_told_together_get_it_in_one_round_and_keep_their_group(
-    store: WholeStore,
+    store: RoomStore,
     readers: list[BroadcastReader],
     threads: ThreadPoolExecutor,
     sizes: list[int],
@@ -145,7 +145,7 @@ def test_readers_that_are_told_together_get_it_in_one_round_and_keep_their_group
 
 
 def test_who_comes_alone_gets_the_version_of_now_and_joins_the_next_broadcast(
-    store: WholeStore,
+    store: RoomStore,
     readers: list[BroadcastReader],
     threads: ThreadPoolExecutor,
     sizes: list[int],
@@ -160,8 +160,38 @@ def test_who_comes_alone_gets_the_version_of_now_and_joins_the_next_broadcast(
     assert sizes == [3, 2, 4]
 
 
+def test_who_has_left_is_not_waited_for_in_the_next_broadcast(
+    store: RoomStore,
+    readers: list[BroadcastReader],
+    threads: ThreadPoolExecutor,
+    sizes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broadcast, "GATHER_SECONDS", 240.0)
+    first = write(store, 1)
+    assert all_read(threads, readers, first) == {first.checksum}
+    second = write(store, 2)
+    assert all_read(threads, readers[1:], second) == {second.checksum}
+    assert sizes == [4, 3]
+
+
+def test_what_is_computed_in_the_room_is_sent_from_there_and_what_is_not_sent_is_used_again(
+    store: RoomStore, readers: list[BroadcastReader]
+) -> None:
+    published = weights(1, dtype=torch.float32)
+    shapes = {name: tensor.shape for name, tensor in published.items()}
+    given_up = store.take(shapes, torch.float32)["wide"].data_ptr()
+    room = store.take(shapes, torch.float32)
+    assert room["wide"].data_ptr() == given_up
+    for name, tensor in published.items():
+        room[name].copy_(tensor)
+    notice = asyncio.run(store.write(update(1, room)))
+    assert read(readers[0], notice) == update(1, published).checksum
+    assert store.take(shapes, torch.float32)["wide"].data_ptr() != given_up
+
+
 def test_one_that_does_not_come_holds_the_others_up_for_a_while_and_no_longer(
-    store: WholeStore,
+    store: RoomStore,
     readers: list[BroadcastReader],
     sizes: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +203,7 @@ def test_one_that_does_not_come_holds_the_others_up_for_a_while_and_no_longer(
 
 
 def test_a_reader_that_is_killed_in_the_middle_is_left_behind_and_the_others_get_the_whole(
-    store: WholeStore,
+    store: RoomStore,
     readers: list[BroadcastReader],
     threads: ThreadPoolExecutor,
     sizes: list[int],
@@ -249,7 +279,7 @@ def test_a_writer_that_is_killed_in_the_middle_leaves_readers_without_anything(
 
 
 def test_what_is_being_sent_is_not_written_over(
-    store: WholeStore,
+    store: RoomStore,
     readers: list[BroadcastReader],
     threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
@@ -274,7 +304,7 @@ def test_what_is_being_sent_is_not_written_over(
     assert reading.result() == first.checksum
 
 
-def test_memory_is_used_again_and_never_more_than_two_versions_take(store: WholeStore) -> None:
+def test_memory_is_used_again_and_never_more_than_two_versions_take(store: RoomStore) -> None:
     blocks = set()
     for version in range(1, 7):
         write(store, version)
@@ -285,7 +315,7 @@ def test_memory_is_used_again_and_never_more_than_two_versions_take(store: Whole
 
 
 def test_a_version_that_was_given_up_is_refused(
-    store: WholeStore, readers: list[BroadcastReader]
+    store: RoomStore, readers: list[BroadcastReader]
 ) -> None:
     first = write(store, 1)
     write(store, 2)
@@ -295,7 +325,7 @@ def test_a_version_that_was_given_up_is_refused(
 
 
 def test_readers_that_wait_hear_that_the_writer_was_closed(
-    store: WholeStore,
+    store: RoomStore,
     readers: list[BroadcastReader],
     threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
@@ -312,7 +342,7 @@ def test_readers_that_wait_hear_that_the_writer_was_closed(
 
 
 def test_one_that_gives_up_waiting_is_forgotten(
-    store: WholeStore, readers: list[BroadcastReader], monkeypatch: pytest.MonkeyPatch
+    store: RoomStore, readers: list[BroadcastReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broadcast, "GATHER_SECONDS", 240.0)
     monkeypatch.setattr(broadcast, "KEEPALIVE_SECONDS", 0.01)
