@@ -209,6 +209,10 @@ class SharedMemoryFetcher:
     _mapped: dict[tuple[int, int], mmap.mmap] = field(default_factory=dict)
     """By device and number of the file, which no other gets while it is mapped; last used last."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """What is mapped stays where it is."""
+        return SharedMemoryFetcher, ()
+
     @contextmanager
     def fetch(self, part: WeightPart) -> Iterator[Block]:
         """See `Fetcher`: tensors lie in the segment; writing to one changes a page of one's own."""
