@@ -9,8 +9,6 @@ import psutil
 import pytest
 from lab import Command, Lab, Running
 
-from headrace.learners.parallel.stored import StoredParts
-
 pytestmark = pytest.mark.slow
 
 BROADCAST = (
@@ -21,7 +19,6 @@ BROADCAST = (
     *("--set", 'weight_sync.transport="broadcast"'),
 )
 MODEL = Path("checkpoints/step-000008/hf/model.safetensors")
-RANKED = ("--set", "num_steps=2", "--set", "data.eval=null", "--set", "learner.parallel.shards=2")
 SLOW = """
 import time
 
@@ -51,18 +48,6 @@ def test_a_run_learns_bit_for_bit_what_it_does_without_also_where_a_generator_is
     generators(running)[0].send_signal(signal.SIGKILL)
     succeed(running)
     assert (run / MODEL).read_bytes() == (finished / MODEL).read_bytes()
-
-
-def test_two_ranks_and_shared_memory_learn_the_same_as_two_ranks_and_a_broadcast(lab: Lab) -> None:
-    names = ("ranks-shared", "ranks-broadcast")
-    shared = (*BROADCAST[:-1], 'weight_sync.transport="shared_memory"')
-    for name, settings in zip(names, (shared, BROADCAST), strict=True):
-        succeed(lab.train(name, *RANKED, *settings))
-    first, second = (
-        StoredParts([lab.folder / name / "checkpoints/step-000002/sharded"]) for name in names
-    )
-    assert first.names == second.names
-    assert all(first.whole(name).equal(second.whole(name)) for name in first.names)
 
 
 @pytest.mark.parametrize(

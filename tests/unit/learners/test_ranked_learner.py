@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.config import RunConfig
+from headrace.config import RunConfig, WeightSyncConfig
 from headrace.errors import CheckpointError, LearnerFailure, NoSignalError, RunError
 from headrace.learners import CheckpointStore, PolicySource, TorchLearner
 from headrace.learners.parallel.hosts import LocalHosts
@@ -27,8 +27,9 @@ from headrace.learners.parallel.tensor_plan import cut_dimension
 from headrace.learners.parallel.weights import tensor_slices
 from headrace.models.decoder_config import DecoderConfig
 from headrace.models.hf_files import read_hf_config
-from headrace.models.weights import checksum
+from headrace.models.weights import checksum, same_bits
 from headrace.types import RolloutGroup
+from headrace.weight_sync import build_weight_channel
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +138,20 @@ def test_ranks_do_what_one_process_does_from_the_first_step_to_a_loaded_checkpoi
     for name, region in regions.items():
         part = update.tensors[name][region.within(Region.whole(shapes[name]))]
         assert torch.equal(slices[name], part)
+
+    # Whatever carries them, the same bits arrive.
+    for transport in ("shared_memory", "broadcast"):
+        channel = build_weight_channel(WeightSyncConfig(transport=transport), None)
+        ranked._room = channel.room
+        notice = run(channel.store.write(run(ranked.export())))
+        assert notice.checksum == update.checksum
+        with channel.reader.open(notice) as arrived:
+            assert arrived.tensors.keys() == update.tensors.keys()
+            for name, tensor in update.tensors.items():
+                assert same_bits(arrived.tensors[name], tensor)
+        channel.reader.close()
+        channel.store.close()
+    ranked._room = None
 
     # An error that all ranks agree on is that error, and they go on.
     flat = make_group([1], [[2], [3]], [0.5, 0.5])

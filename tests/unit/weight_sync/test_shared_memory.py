@@ -134,7 +134,7 @@ def test_a_block_whose_writing_did_not_end_is_refused() -> None:
     room.segment.unlock()  # as the kernel does when the writer is killed here
     with pytest.raises(WeightSyncError, match="holds no whole weights"), fetcher.fetch(part):
         pass
-    carrier.give_back(room)
+    room.give_back()
     carrier.close()
 
 
@@ -153,7 +153,7 @@ def test_a_segment_that_is_being_written_is_refused_and_not_waited_for() -> None
     room = carrier.room(WeightLayout.of_tensors(weights(2)))
     with pytest.raises(WeightSyncError, match="being written over"), fetcher.fetch(part):
         pass
-    carrier.give_back(room)
+    room.give_back()
     carrier.close()
 
 
