@@ -113,7 +113,9 @@ def mutants(draw: st.DrawFn) -> str:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(source=mutants())
 def test_no_mutant_of_an_attack_breaks_the_sandbox(strong_pool: SandboxPool, source: str) -> None:

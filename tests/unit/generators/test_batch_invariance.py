@@ -164,7 +164,7 @@ def test_a_rollout_has_the_same_bits_alone_and_among_63_others_whatever_the_engi
 @settings(
     max_examples=2,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     family=st.sampled_from(FAMILIES),

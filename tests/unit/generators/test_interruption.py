@@ -48,7 +48,9 @@ sizes = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 20))
 
 
 @settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=12,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     jobs=st.lists(sizes, min_size=1, max_size=5),

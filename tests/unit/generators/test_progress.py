@@ -56,7 +56,9 @@ def as_far_as(engine: Engine, collector: GroupCollector) -> dict[int, Rollout]:
 
 
 @settings(
-    deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=6,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     jobs=st.lists(sizes, min_size=1, max_size=5),

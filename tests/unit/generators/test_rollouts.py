@@ -98,7 +98,9 @@ lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1
 
 
 @settings(
-    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(jobs=lengths.filter(lambda jobs: len(jobs) < 7), slots=st.integers(1, 9), data=st.data())
 def test_slots_and_company_do_not_change_what_is_sampled(

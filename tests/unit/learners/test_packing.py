@@ -218,7 +218,11 @@ def test_a_row_over_the_budget_goes_alone(make_group: Callable[..., RolloutGroup
 @settings(
     deadline=None,
     max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.differing_executors,
+        HealthCheck.too_slow,
+    ],
 )
 @given(
     shapes=st.lists(

@@ -37,7 +37,7 @@ def versions(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return tuple(torch.from_numpy(a.copy()).view(dtype) for a in (old, new.astype(word)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(versions(), min_size=1, max_size=3))
 def test_what_is_made_of_the_changes_is_the_new_version_bit_for_bit(
     pairs: list[tuple[Tensor, Tensor]],
