@@ -261,7 +261,7 @@ def test_without_a_marker_the_whole_completion_is_the_answer() -> None:
 def test_a_huge_completion_takes_no_time(rule: str, text: str) -> None:
     start = time.monotonic()
     extract(text, rule)  # type: ignore[arg-type]  # parametrized literals
-    assert time.monotonic() - start < 20.0  # a hang guard: quadratic would take minutes
+    assert time.monotonic() - start < 90.0  # a hang guard: quadratic would take minutes
 
 
 @given(st.text(max_size=300))

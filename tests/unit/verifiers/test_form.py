@@ -198,4 +198,4 @@ def test_a_few_foreign_letters_are_tolerated() -> None:
 def test_a_long_text_is_read_in_one_pass() -> None:
     start = time.monotonic()
     assert foreign("a\u0431" * 200_000, "latin") == -0.5
-    assert time.monotonic() - start < 30.0  # a hang guard
+    assert time.monotonic() - start < 90.0  # a hang guard

@@ -122,7 +122,7 @@ def test_no_text_makes_it_fail(text: str) -> None:
 def test_text_made_to_be_slow_is_not(piece: str) -> None:
     start = time.monotonic()
     suspicions(piece * (1_000_000 // len(piece)), PROMPT)
-    assert time.monotonic() - start < 10.0  # a hang guard
+    assert time.monotonic() - start < 60.0  # a hang guard
 
 
 def test_both_ends_of_a_long_completion_are_looked_at() -> None:

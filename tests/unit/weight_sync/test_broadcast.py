@@ -208,6 +208,7 @@ def test_a_reader_that_is_killed_in_the_middle_is_left_behind_and_the_others_get
     threads: ThreadPoolExecutor,
     sizes: list[int],
     one_round: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     del one_round
     _, reader = made()
@@ -220,13 +221,17 @@ def test_a_reader_that_is_killed_in_the_middle_is_left_behind_and_the_others_get
             dying.result()
         assert victim.process.wait() == -signal.SIGKILL
     assert sizes[0] == 5, "it was there"
+    monkeypatch.setattr(broadcast, "GATHER_SECONDS", 240.0)
     later = write(store, 2)
     assert all_read(threads, readers, later) == {later.checksum}
     assert sizes[-1] == 4, "and is there no more"
 
 
 def test_a_reader_that_hangs_in_the_middle_is_left_behind_after_the_deadline(
-    threads: ThreadPoolExecutor, sizes: list[int], one_round: None
+    threads: ThreadPoolExecutor,
+    sizes: list[int],
+    one_round: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     del one_round
     store, reader = made(seconds=10.0, bucket_bytes=1 << 20)
@@ -240,6 +245,7 @@ def test_a_reader_that_hangs_in_the_middle_is_left_behind_after_the_deadline(
             hung = threads.submit(victim.read, told)
             found = [threads.submit(read, other, told) for other in others]
             assert {future.result() for future in found} == {first.checksum}
+            monkeypatch.setattr(broadcast, "GATHER_SECONDS", 240.0)
             later = write(store, 2)
             assert all_read(threads, others, later) == {later.checksum}
         finally:
