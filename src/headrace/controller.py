@@ -253,6 +253,11 @@ class Controller:
             await self._evaluate()
 
     @property
+    def num_steps_done(self) -> int:
+        """Steps so far, those of lives before included."""
+        return self._step_done
+
+    @property
     def _evaluation_every(self) -> int:
         return self._plan.evaluation.every if self._plan.evaluation else self._plan.num_steps
 

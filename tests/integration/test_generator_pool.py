@@ -178,10 +178,15 @@ def test_a_run_grows_and_shrinks_while_it_goes_on_and_learns_the_same(
     running = slow_lab.train("scaled", *pool_of(1), *settings)
     assert running.wait_until(lambda: len(steps(run)) >= 1)
 
-    grown = headrace("scale", run, "generators=3")
+    grown = headrace("scale", run, "generators=3", "verifiers=2")
     assert grown.status == 0, grown.err
-    assert grown.out == "3 generators, where there were 1\n"
+    done = "3 generators, where there were 1; 2 verifiers, where there were 1 (ones)"
+    assert grown.out == f"{done}\n"
     assert len(members(running)) == 3
+    events = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert done in [event["message"] for event in map(json.loads, events)]
+    fewer = headrace("scale", run, "verifiers=1")
+    assert fewer.out == "1 verifiers, where there were 2 (ones)\n"
     shrunk = headrace("scale", run, "generators=1")
     assert shrunk.out == "1 generators, where there were 3\n"
     assert len(members(running)) == 1
@@ -202,7 +207,8 @@ def test_a_run_grows_and_shrinks_while_it_goes_on_and_learns_the_same(
         (("generators=many",), "give a role and a whole number"),
         (("generators",), "give a role and a whole number"),
         (("learners=2",), "no role that scales"),
-        (("verifiers=2",), "do not change while a run goes on"),
+        (("verifiers=0",), "from 1 to 1024"),
+        (("generators=2", "verifiers=2"), "no run is at work"),
         (("generators=2", "generators=3"), "name each role once"),
         (("generators=2",), "no run is at work"),
     ],

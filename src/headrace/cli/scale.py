@@ -1,4 +1,4 @@
-"""`headrace scale RUN generators=N`."""
+"""`headrace scale RUN generators=N verifiers=M`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def scale(
     """Grow or shrink a run while it goes on; returns once it has.
 
     Generators come and go without a rollout being lost: what those that go had begun goes on at
-    the others.
+    the others. Verifiers are the processes and cells of each component that has some; those that
+    go answer first what they were given. Several roles change together or not at all.
     """
     from headrace.runtime.scaling import scale_run
 

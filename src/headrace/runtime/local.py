@@ -41,7 +41,7 @@ from headrace.monitors import (
     rewind,
     write_report,
 )
-from headrace.roles import Monitor, Verifier, WeightRoom
+from headrace.roles import Monitor, WeightRoom
 from headrace.runtime import run_files
 from headrace.runtime.devices import resolve_device
 from headrace.runtime.generators import build_weight_sync, compute_threads, generator_threads
@@ -49,17 +49,19 @@ from headrace.runtime.learners import LocalLearner, build_learner
 from headrace.runtime.places import LocalPlaces, Places
 from headrace.runtime.preflight import PreparedRun, sampling_params
 from headrace.runtime.recording import Recording
+from headrace.runtime.resizing import Roles, scaler_of
 from headrace.runtime.revival import Beginning, outlive
-from headrace.runtime.scaling import listening, scaler_of
+from headrace.runtime.scaling import listening
 from headrace.runtime.verdict_deadline import DeadlineVerifier
 from headrace.types import RunEvent, SamplingParams
-from headrace.waves import PausableGenerator
 from headrace.weight_sync import MemoryRoom, WeightChannel
 
 _LOG = logging.getLogger(__name__)
 
 START, RESUME, RESTART, END = "start", "resume", "learner_restart", "end"
 """Kinds of events: a life of the run begins, or has nothing left to do."""
+SCALED = "scaled"
+"""Kind of event: there are more or fewer of a role from now on."""
 _OF_LIVES = frozenset((START, RESUME, RESTART, END))
 
 
@@ -82,12 +84,16 @@ class _Kept:
     learner_compute: ComputeThread
     channel: WeightChannel | None
     """Carries weights to generators elsewhere."""
-    roles: tuple[PausableGenerator, Verifier] | None = None
+    roles: Roles | None = None
     """Built after the first learner, which takes its memory first."""
 
-    def generator(self) -> PausableGenerator | None:
-        """Return the generator; None while there is none yet."""
-        return None if self.roles is None else self.roles[0]
+    controller: Controller | None = None
+    """Of the life of now."""
+
+    def tell_scaled(self, what: str) -> None:
+        """Have an event say ``what`` was done."""
+        step = 0 if self.controller is None else self.controller.num_steps_done
+        self.monitor.on_event(RunEvent(kind=SCALED, step=step, message=what))
 
     def take_back(self, beginning: Beginning) -> None:
         """Forget what was made after ``beginning``. Raises RunDirectoryError, RunError, OSError."""
@@ -100,7 +106,7 @@ class _Kept:
         rewind(self.directory, -1 if beginning.checkpoint is None else beginning.step)
         self.records.reopen()
 
-    def roles_of(self, prepared: PreparedRun) -> tuple[PausableGenerator, Verifier]:
+    def roles_of(self, prepared: PreparedRun) -> Roles:
         """Return generator and verifier, which have counted nothing yet."""
         if self.roles is None:
             config = prepared.config
@@ -173,11 +179,13 @@ class LocalRun:
                     stopped_early=False,
                 )
             kept = self._kept(stack, store, num_steps)
-            await stack.enter_async_context(listening(self.output, scaler_of(kept.generator)))
+            scale = scaler_of(lambda: kept.roles, kept.tell_scaled)
+            await stack.enter_async_context(listening(self.output, scale))
 
             async def live(beginning: Beginning) -> RunOutcome:
                 async with AsyncExitStack() as ending:
                     controller = await self._build(ending, kept, beginning, num_steps)
+                    kept.controller = controller
                     if on_start is not None:
                         on_start(controller)
                     outcome = await controller.run()

@@ -2,7 +2,7 @@
 
 The run listens at a socket in its directory, which only its own user may open; one request is one
 line of JSON, and so is the answer, which comes once what was asked has happened. Owns: whatever is
-asked, and whoever hangs up, the run goes on. What it means to have more of a role is the role's.
+asked, and whoever hangs up, the run goes on. What it means to have more of a role is `resizing`'s.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, HeadraceError, RunDirectoryError, RunError, UserError
-from headrace.generators.pool import GeneratorPool
 from headrace.runtime.run_files import CONFIG_FILE
-from headrace.waves import PausableGenerator
 
 _LOG = logging.getLogger(__name__)
 
 SOCKET_FILE = "control.sock"
-MAX_GENERATORS = 1024
+_MOST = {"generators": 1024, "verifiers": 1024}
+"""Roles that scale."""
 _MAX_LINE = 4096
 """Bytes of a request."""
 _MAX_ANSWER = 1 << 20
@@ -37,48 +36,22 @@ _READ_SECONDS = 5.0
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group of who connected, as the kernel says."""
 
-Scale = Callable[[str, int], Awaitable[str]]
-"""Has a role in such a number, and says what happened. Raises HeadraceError."""
+Scale = Callable[[Mapping[str, int]], Awaitable[str]]
+"""Has roles in such numbers, and says what happened. Raises HeadraceError."""
 
 
-def scaler_of(roles: Callable[[], PausableGenerator | None]) -> Scale:
-    """Return what scales a run. ``roles`` returns its generator; None while it starts."""
-
-    async def scale(role: str, number: int) -> str:
-        check_scale(role, number)
-        generator = roles()
-        if generator is None:
-            msg = "the run is still starting and has no generators yet; try again"
-            raise RunError(msg)
-        if not isinstance(generator, GeneratorPool):
-            msg = (
-                "generators: the one generator of this run is in the learner's process; start "
-                'runs that are to be scaled with placement.generators = "disaggregated"'
-            )
-            raise ConfigError(msg)
-        before = generator.num_members
-        await generator.resize(number)
-        return f"{number} generators, where there were {before}"
-
-    return scale
+# --- what can be asked ----------------------------------------------------------------------------
 
 
-def check_scale(role: str, number: int) -> None:
+def check_scale(wanted: Mapping[str, int]) -> None:
     """Raise ConfigError for what no run can have."""
-    match role:
-        case "generators":
-            if not 1 <= number <= MAX_GENERATORS:
-                msg = f"generators = {number}: must be from 1 to {MAX_GENERATORS}"
-                raise ConfigError(msg)
-        case "verifiers":
-            msg = (
-                "verifiers: their processes are as many as verifier.components.NAME.num_processes "
-                "says and do not change while a run goes on; stop it, and give another number with "
-                "--resume"
-            )
+    for role, number in wanted.items():
+        most = _MOST.get(role)
+        if most is None:
+            msg = f"{role}: no role that scales; {' and '.join(_MOST)} are"
             raise ConfigError(msg)
-        case _:
-            msg = f"{role}: no role that scales; generators is one"
+        if not 1 <= number <= most:
+            msg = f"{role} = {number}: must be from 1 to {most}"
             raise ConfigError(msg)
 
 
@@ -174,7 +147,9 @@ class _Desk:
             # Read first: who is refused must have sent all, or it would not hear why.
             line = await asyncio.wait_for(reader.readline(), _READ_SECONDS)
             _check_user(writer.get_extra_info("socket"))
-            said = [await self._scale(role, number) for role, number in _request(line).items()]
+            wanted = _request(line)
+            check_scale(wanted)
+            said = await self._scale(wanted)
         except UserError as error:
             return {"refused": str(error)}
         except HeadraceError as error:
@@ -183,7 +158,7 @@ class _Desk:
             return {"refused": f"not a request: {error}"}
         except TimeoutError:
             return {"refused": f"no request came within {_READ_SECONDS:g} s"}
-        return {"done": "; ".join(said)}
+        return {"done": said}
 
 
 def _check_user(connection: socket.socket) -> None:
@@ -220,8 +195,7 @@ def scale_run(directory: Path, wanted: Mapping[str, int], *, deadline_seconds: f
     Raises UserError where it refuses or none is at work there, RunError where it could not do it or
     did not answer in time.
     """
-    for role, number in wanted.items():
-        check_scale(role, number)
+    check_scale(wanted)
     if not (directory / CONFIG_FILE).is_file():
         msg = f"{directory} holds no run (no {CONFIG_FILE} in it); give the --output of one"
         raise RunDirectoryError(msg)

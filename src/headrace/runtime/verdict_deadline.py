@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from headrace.errors import ConfigError
 from headrace.roles import Verifier
 from headrace.types import Outcome, RolloutGroup, Verdict
+from headrace.verifiers.component import Resizable
+from headrace.verifiers.weighted import WeightedVerifier
 
 NAME = "deadline"
 """Of the verifier in the verdicts that are given here."""
@@ -46,6 +49,25 @@ class DeadlineVerifier:
         """See `Verifier`; with the rollouts whose verdicts did not come."""
         overdue, self._num_overdue = self._num_overdue, 0
         return {**self._verifier.metrics(), "verifier/rollouts/num_overdue": float(overdue)}
+
+    def workers(self) -> Mapping[str, Resizable]:
+        """See `WeightedVerifier`. Raises ConfigError where there can be no more of them here."""
+        if not isinstance(self._verifier, WeightedVerifier):
+            msg = (
+                "verifiers: those of this run are actors on the machines of a cluster, which Ray "
+                "starts again as the recipe has them; stop the run, and give another "
+                "verifier.components.NAME.num_processes with --resume"
+            )
+            raise ConfigError(msg)
+        found = self._verifier.workers()
+        if not found:
+            msg = (
+                "verifiers: none of this run's works in processes or cells that scale (math, "
+                "function, and code in this machine's sandbox do); a judge's max_concurrent, a "
+                "reward model's num_processes and servers of verifier.remote are the recipe's"
+            )
+            raise ConfigError(msg)
+        return found
 
     async def close(self) -> None:
         """See `Verifier`."""

@@ -67,6 +67,23 @@ class Slotted(Protocol):
 
 
 @runtime_checkable
+class Resizable(Protocol):
+    """What works in processes or cells of this machine, and can do with another number of them."""
+
+    @property
+    def num_workers(self) -> int:
+        """That work side by side at most."""
+        ...
+
+    async def resize(self, num_workers: int) -> None:
+        """Let so many work; return once no more do, each job in hand having been answered.
+
+        Waits for those jobs, which have deadlines of their own.
+        """
+        ...
+
+
+@runtime_checkable
 class Measured(Protocol):
     """What can say how it is used, such as the pool of a sandbox."""
 

@@ -43,6 +43,15 @@ class FunctionComponent:
         """The places of calls."""
         return self.pool.slots
 
+    @property
+    def num_workers(self) -> int:
+        """See `Resizable`."""
+        return self.pool.num_workers
+
+    async def resize(self, num_workers: int) -> None:
+        """See `Resizable`."""
+        await self.pool.resize(num_workers)
+
     async def score(self, prompt: Prompt, completion: str) -> Score:
         """Return what the function returned; a failure of any kind is a reward of None."""
         job = {

@@ -1,10 +1,11 @@
-"""A fixed number of killable worker processes that do jobs one after the other.
+"""A number of killable worker processes that do jobs one after the other.
 
 Owns: a job that blows its deadline costs exactly one process, which is killed with all that it
 started, reaped and replaced, so no place is ever lost and no zombie stays; a process that dies, or
 answers another job than it was given, is replaced and the job it was at tried once more. Jobs that
 take little go to a process several at a time, so that the pipe is paid for once; each has its own
-deadline all the same, and those behind one that failed go to another process untouched.
+deadline all the same, and those behind one that failed go to another process untouched. Where there
+are to be fewer processes, one goes when it has answered what it was given, and not before.
 The pool has a thread with an event loop of its own, so it may be called from any loop or thread,
 and no caller's loop ever waits for a pipe. It does not know what the jobs mean (`worker` does).
 
@@ -109,8 +110,10 @@ class ProcessPool:
         self.slots = Slots(spec.num_processes)
         """Figures of the places; may be read from anywhere."""
         # Those below belong to the pool's own loop.
+        self._num_processes = spec.num_processes
         self._queue: deque[_Job] = deque()
         self._num_serving = 0
+        self._resizes: set[asyncio.Task[None]] = set()
         self._servers: set[asyncio.Task[None]] = set()
         self._job_seconds: float | None = None
         """Of one job, as it was lately; None before the first."""
@@ -120,6 +123,25 @@ class ProcessPool:
         """What is known and not told yet, by the callers' loops."""
         self._idle: list[WorkerProcess] = []
         self._alive: dict[int, WorkerProcess] = {}
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that may be at work side by side."""
+        return self._num_processes
+
+    async def resize(self, num_workers: int) -> None:
+        """See `Resizable`. Waits for processes to end; unblocked by the ends of their jobs.
+
+        A process too many goes once it has answered what it was given. Processes are still started
+        when they are needed. Does nothing once the pool is closed.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            resizing = asyncio.run_coroutine_threadsafe(
+                self._resize(num_workers), self._running_loop()
+            )
+        await asyncio.wrap_future(resizing)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -218,7 +240,7 @@ class ProcessPool:
             job.server.cancel()
 
     def _dispatch(self) -> None:
-        while self._queue and self._num_serving < self._spec.num_processes:
+        while self._queue and self._num_serving < self._num_processes:
             batch = self._cut()
             self._num_serving += 1
             server = asyncio.create_task(self._serve(batch))
@@ -229,7 +251,7 @@ class ProcessPool:
         """Take jobs for one process: half a fair share, so that the last ones end together."""
         seconds = self._job_seconds
         fast = 1 if seconds is None else int(_BATCH_SECONDS / max(seconds, 1e-6))
-        share = -(-len(self._queue) // (2 * self._spec.num_processes))
+        share = -(-len(self._queue) // (2 * self._num_processes))
         batch, num_bytes = deque([self._queue.popleft()]), 0
         while self._queue and len(batch) < min(share, fast, MAX_BATCH):
             num_bytes += len(self._queue[0].frame)
@@ -349,9 +371,32 @@ class ProcessPool:
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(_set_answers, outcomes)
 
+    async def _resize(self, num_workers: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._resizes.add(task)
+        task.add_done_callback(self._resizes.discard)
+        self._num_processes = num_workers
+        self.slots.note_count(num_workers)
+        self._dispatch()
+        # One that serves may still be starting its process.
+        while max(len(self._alive), self._num_serving) > self._num_processes:
+            surplus = len(self._alive) - self._num_processes
+            leaving = [self._idle.pop() for _ in range(min(surplus, len(self._idle)))]
+            for process in leaving:
+                del self._alive[process.pid]
+            if leaving:
+                await asyncio.gather(*(process.kill() for process in leaving))
+            elif self._servers:
+                await asyncio.wait(set(self._servers), return_when=asyncio.FIRST_COMPLETED)
+            else:
+                return  # one that is merely tried out
+
     async def _replace(self, process: WorkerProcess) -> None:
         self._alive.pop(process.pid, None)
         await process.kill()
+        if len(self._alive) >= self._num_processes:
+            return
         # At once, so that the imports are done before the next job needs them.
         replacement = await self._start()
         if replacement is not None:
@@ -395,9 +440,9 @@ class ProcessPool:
         self._deliver()
         await asyncio.gather(*(process.kill() for process in self._alive.values()))
         self._alive.clear()
-        # Their pipes are closed, so each ends within a few turns.
-        while self._servers:
-            await asyncio.wait(set(self._servers))
+        # Their pipes are closed, so each ends within a few turns; who waits for fewer of them, too.
+        while under_way := self._servers | self._resizes:
+            await asyncio.wait(set(under_way))
         assert not self._alive, "a process was started by a closed pool"
         self._idle.clear()
 

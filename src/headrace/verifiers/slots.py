@@ -20,7 +20,8 @@ from dataclasses import dataclass
 class SlotFigures:
     """What happened between two readings."""
 
-    num_slots: int
+    num_slots: float
+    """On average, where their number changed."""
     elapsed_seconds: float
     busy_seconds: float
     """Of all places together."""
@@ -44,6 +45,8 @@ class Slots:
         self._waiting = self._working = 0
         self._read_at = self._changed_at = clock()
         self._busy = 0.0
+        self._moved = 0.0
+        """Seconds of places that there were not yet, or still, since the last reading."""
         self._num_jobs = self._max_waiting = self._num_cancelled = self._num_retries = 0
 
     @asynccontextmanager
@@ -69,9 +72,16 @@ class Slots:
     def note_waiting(self, count: int, *, num_cancelled: int = 0) -> None:
         """Count jobs that begin to wait, or with a ``count`` below 0 stop waiting for nothing.
 
-        This and the two below are for who gives places to several jobs at once.
+        This and the three below are for who gives places to several jobs at once.
         """
         self._change(waiting=count, cancelled=num_cancelled)
+
+    def note_count(self, count: int) -> None:
+        """Count with ``count`` places from now on."""
+        self._change()
+        with self._lock:
+            self._moved += (self._count - count) * (self._changed_at - self._read_at)
+            self._count = count
 
     def note_begun(self, num_jobs: int) -> None:
         """Count a place that works, on jobs that have waited."""
@@ -90,9 +100,11 @@ class Slots:
         """Return what happened since the last reading."""
         self._change()
         with self._lock:
+            elapsed = self._changed_at - self._read_at
+            moved, self._moved = self._moved, 0.0
             figures = SlotFigures(
-                num_slots=self._count,
-                elapsed_seconds=self._changed_at - self._read_at,
+                num_slots=self._count + moved / elapsed if moved else self._count,
+                elapsed_seconds=elapsed,
                 busy_seconds=self._busy,
                 num_jobs=self._num_jobs,
                 max_waiting=self._max_waiting,

@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from headrace.errors import VerifierFailure
 from headrace.percentiles import Window
 from headrace.types import MAX_REWARD, Outcome, Prompt, Rollout, RolloutGroup, Verdict
-from headrace.verifiers.component import Component, Measured, RolloutComponent, Score, Slotted
+from headrace.verifiers.component import (
+    Component,
+    Measured,
+    Resizable,
+    RolloutComponent,
+    Score,
+    Slotted,
+)
 from headrace.verifiers.slots import SlotFigures, slot_metrics
 from headrace.verifiers.suspicions import suspicions
 
@@ -147,6 +154,18 @@ class WeightedVerifier:
             if found is not None
             for percent, seconds in zip(_PERCENTS, found, strict=True)
         }
+
+    def workers(self) -> Mapping[str, Resizable]:
+        """Return what works in processes or cells that there can be more of, by name."""
+        found: dict[str, Resizable] = {
+            name: part.component
+            for name, part in self._components.items()
+            if isinstance(part.component, Resizable)
+        }
+        for shared in self._measured:
+            if isinstance(shared, Resizable):
+                found["sandbox cells"] = shared
+        return found
 
     async def close(self) -> None:
         """End every process. Idempotent."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from headrace.errors import (
     RunError,
 )
 from headrace.runtime import scaling
-from headrace.runtime.scaling import SOCKET_FILE, listening, scale_run, scaler_of
+from headrace.runtime.scaling import SOCKET_FILE, listening, scale_run
 
 
 class Asked:
@@ -32,13 +32,13 @@ class Asked:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def scale(self, role: str, number: int) -> str:
-        self.all.append((role, number))
+    async def scale(self, wanted: Mapping[str, int]) -> str:
+        self.all += wanted.items()
         self.came.set()
         await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return f"{number} {role} now"
+        return "; ".join(f"{number} {role} now" for role, number in wanted.items())
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_a_directory_without_a_run_and_one_at_rest_are_refused(run: Path, tmp_pa
         ("generators", 0, "from 1 to 1024"),
         ("generators", -3, "from 1 to 1024"),
         ("generators", 5000, "from 1 to 1024"),
-        ("verifiers", 2, "do not change while a run goes on"),
+        ("verifiers", 0, "from 1 to 1024"),
         ("learners", 2, "no role that scales"),
     ],
 )
@@ -243,13 +243,3 @@ def test_what_no_run_can_have_is_refused_before_it_is_asked(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         scale_run(run, {role: number}, deadline_seconds=1.0)
-
-
-def test_a_run_that_starts_or_has_one_generator_in_its_process_says_so() -> None:
-    async def main() -> None:
-        with pytest.raises(RunError, match="still starting"):
-            await scaler_of(lambda: None)("generators", 2)
-        with pytest.raises(ConfigError, match=r"placement\.generators"):
-            await scaler_of(object)("generators", 2)  # type: ignore[arg-type, return-value]
-
-    asyncio.run(main())

@@ -1,10 +1,11 @@
 import asyncio
 import dataclasses
 import gc
+import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -52,6 +53,10 @@ def reward(prompt, completion, answer, metadata):
         return 0.5
     if completion.startswith("pay "):
         return float(completion[4:])
+    if completion.startswith("wait "):
+        while not os.path.exists(completion[5:]):
+            time.sleep(0.01)
+        return 0.25
     if completion == "nap":
         time.sleep(0.02)
     if completion == "memory":
@@ -358,3 +363,104 @@ def test_close_while_a_process_starts_leaves_no_caller_waiting(
     assert {reply.status for reply in replies} == {ReplyStatus.CRASH}
     gc.collect()
     assert children() == []
+
+
+# --- more and fewer processes ---------------------------------------------------------------------
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait; the deadlines of jobs end it."""
+    while not holds():  # noqa: ASYNC110 - processes tell nobody
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def patient(spec: WorkerSpec) -> Iterator[ProcessPool]:
+    """One process, whose jobs may wait for a test on a busy machine."""
+    pool = ProcessPool(dataclasses.replace(spec, num_processes=1, timeout_seconds=300.0))
+    yield pool
+    pool.close_blocking()
+    assert children() == []
+
+
+def test_a_pool_that_grows_takes_what_waits_at_once(patient: ProcessPool, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    async def grow() -> list[Reply]:
+        calls = asyncio.ensure_future(call_all(patient, *[f"wait {gate}"] * 3))
+        await until(lambda: len(patient.pids) == 1)
+        await patient.resize(3)
+        await until(lambda: len(patient.pids) == 3)
+        gate.touch()
+        return await calls
+
+    assert [reply.value for reply in asyncio.run(grow())] == [0.25] * 3
+    assert patient.num_workers == 3
+
+
+def test_a_pool_that_shrinks_waits_for_the_work_in_hand_and_loses_none(
+    patient: ProcessPool, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    async def shrink() -> list[Reply]:
+        await patient.resize(3)
+        calls = asyncio.ensure_future(call_all(patient, *[f"wait {gate}"] * 3))
+        await until(lambda: patient._num_serving == len(patient.pids) == 3)
+        resize = asyncio.ensure_future(patient.resize(1))
+        await until(lambda: patient.num_workers == 1)
+        await asyncio.sleep(0.05)
+        assert not resize.done()
+        assert len(patient.pids) == 3
+        gate.touch()
+        await resize
+        assert len(patient.pids) == 1
+        return [*await calls, *await call_all(patient, "pay 0.5", "pay 0.5")]
+
+    assert [reply.value for reply in asyncio.run(shrink())] == [0.25] * 3 + [0.5] * 2
+    assert len(patient.pids) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_job_is_answered_once_and_rightly_however_a_pool_grows_and_shrinks(
+    patient: ProcessPool, seed: int
+) -> None:
+    dice = random.Random(seed)  # noqa: S311 - no secret
+
+    async def one(k: int) -> Reply:
+        return await patient.call(job(f"pay {k}" if k % 7 else "exit"))
+
+    async def work() -> list[Reply]:
+        calls, resizes = [], []
+        for k in range(60):
+            calls.append(asyncio.ensure_future(one(k)))
+            if dice.random() < 0.2:
+                resizes.append(asyncio.ensure_future(patient.resize(dice.randint(1, 3))))
+            if dice.random() < 0.2:
+                await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        replies = await asyncio.gather(*calls)
+        await asyncio.gather(*resizes)
+        await patient.resize(1)
+        return replies
+
+    for k, reply in enumerate(asyncio.run(work())):
+        assert reply.value == k if k % 7 else reply.status is ReplyStatus.CRASH
+    assert len(patient.pids) <= 1
+    assert patient.slots.read().num_jobs == 60
+
+
+def test_who_waits_for_fewer_processes_is_let_go_when_the_pool_is_closed(
+    patient: ProcessPool, tmp_path: Path
+) -> None:
+    async def close() -> list[Reply]:
+        await patient.resize(2)
+        calls = asyncio.ensure_future(call_all(patient, *[f"wait {tmp_path}/never"] * 2))
+        await until(lambda: patient._num_serving == len(patient.pids) == 2)
+        resize = asyncio.ensure_future(patient.resize(1))
+        await until(lambda: patient.num_workers == 1)
+        await patient.close()
+        await resize
+        await patient.resize(3)
+        return await calls
+
+    assert {reply.status for reply in asyncio.run(close())} == {ReplyStatus.CRASH}

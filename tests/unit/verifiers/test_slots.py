@@ -114,3 +114,14 @@ def test_the_places_of_one_kind_are_told_together() -> None:
         "verifier/kind/judge/slots/max_waiting": 2.0,
         "verifier/kind/judge/slots/utilisation": 0.5,
     }
+
+
+def test_places_that_come_between_two_readings_count_for_as_long_as_they_were_there() -> None:
+    now = [0.0]
+    slots = Slots(2, clock=lambda: now[0])
+    now[0] = 3.0
+    slots.note_count(6)
+    now[0] = 4.0
+    assert slots.read().num_slots == 3.0
+    now[0] = 5.0
+    assert slots.read().num_slots == 6

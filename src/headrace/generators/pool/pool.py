@@ -70,6 +70,11 @@ class GeneratorPool:
         """Members that serve."""
         return len(self._roster.serving)
 
+    @property
+    def num_wanted(self) -> int:
+        """Members that there are to be."""
+        return self._wanted
+
     async def generate(
         self, requests: Sequence[GenerationRequest]
     ) -> AsyncGenerator[RolloutGroup, None]:

@@ -69,6 +69,15 @@ class MathComponent:
         """The places of gradings in a process."""
         return self.pool.slots
 
+    @property
+    def num_workers(self) -> int:
+        """See `Resizable`."""
+        return self.pool.num_workers
+
+    async def resize(self, num_workers: int) -> None:
+        """See `Resizable`."""
+        await self.pool.resize(num_workers)
+
     async def score(self, prompt: Prompt, completion: str) -> Score:
         """Return 1 where the answer equals the expected one."""
         if prompt.answer is None:

@@ -97,7 +97,11 @@ class SandboxPool:
         self._waiting_for_room: deque[Future[None]] = deque()
         self._recent = Recent()
         self._compiled: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._num_workers = spec.num_cells
         self._threads: list[threading.Thread] = []
+        self._leaving: set[threading.Thread] = set()
+        """Those that take no job any more, and end their cell."""
+        self._has_left = threading.Condition(self._lock)
         self._slots: list[_Slot] = []
         self._closed = False
         self._run_seconds = Window()
@@ -113,8 +117,25 @@ class SandboxPool:
 
     @property
     def num_cells(self) -> int:
-        """Jobs that run side by side."""
+        """Jobs that run side by side, as it was made."""
         return self._spec.num_cells
+
+    @property
+    def num_workers(self) -> int:
+        """Jobs that run side by side now."""
+        return self._num_workers
+
+    async def resize(self, num_workers: int) -> None:
+        """See `Resizable`. Waits for cells to end; unblocked by the ends of their jobs."""
+        await asyncio.to_thread(self._resize, num_workers)
+
+    def _resize(self, num_workers: int) -> None:
+        with self._lock:
+            self._num_workers = num_workers
+            for _ in range(num_workers):
+                self._start_threads()
+            self._has_work.notify_all()
+            self._has_left.wait_for(lambda: self._closed or len(self._slots) <= self._num_workers)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -154,8 +175,9 @@ class SandboxPool:
             self._closed = True
             for entry in self._entries.values():
                 _cancel(entry)
-            threads, self._threads = self._threads, []
+            threads, self._threads = [*self._threads, *self._leaving], []
             self._has_work.notify_all()
+            self._has_left.notify_all()
             while self._waiting_for_room:
                 _resolve(self._waiting_for_room.popleft())
         for thread in threads:
@@ -236,7 +258,7 @@ class SandboxPool:
 
     def _start_threads(self) -> None:
         """Start one more slot if there are fewer than allowed and none is free."""
-        if len(self._threads) < min(self._spec.num_cells, len(self._entries)):
+        if not self._closed and len(self._threads) < min(self._num_workers, len(self._entries)):
             slot = _Slot()
             self._slots.append(slot)
             name = f"sandbox-{len(self._threads)}"
@@ -245,7 +267,7 @@ class SandboxPool:
             thread.start()
 
     def _serve(self, slot: _Slot) -> None:
-        """Run jobs. Waits for the next one; unblocked by `_accept`, ended by `close`."""
+        """Run jobs. Waits for the next; unblocked by `_accept`, ended by `close` and `resize`."""
         try:
             while (entry := self._take(slot)) is not None:
                 execution = self._attempts(slot, entry)
@@ -262,21 +284,33 @@ class SandboxPool:
             slot.close()
             with self._lock:
                 self._slots.remove(slot)
+                self._leaving.discard(threading.current_thread())
+                self._has_left.notify_all()
                 os.close(slot.wake)
 
     def _take(self, slot: _Slot) -> _Entry | None:
         with self._lock:
-            while not self._queue:
+            while not self._queue and not self._is_surplus():
                 if self._closed:
                     return None
                 self._has_work.wait()
             if self._closed:
+                return None
+            if self._is_surplus():
+                thread = threading.current_thread()
+                self._threads.remove(thread)
+                self._leaving.add(thread)
+                # What it was woken for is another one's.
+                self._has_work.notify()
                 return None
             entry = self._queue.popleft()
             entry.slot = slot
             self._queue_seconds.add(time.monotonic() - entry.accepted)
             self._make_room()
             return entry
+
+    def _is_surplus(self) -> bool:
+        return len(self._threads) > self._num_workers
 
     def _make_room(self) -> None:
         if self._waiting_for_room and len(self._queue) < self._spec.max_queued:
