@@ -76,6 +76,10 @@ def events(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def member_counts(run: Path) -> set[float]:
+    return {step["metrics"]["generator/pool/num_members"] for step in steps(run)}
+
+
 def total(run: Path, name: str) -> float:
     return sum(step["metrics"][f"generator/pool/{name}"] for step in steps(run))
 
@@ -174,7 +178,11 @@ def test_a_run_grows_and_shrinks_while_it_goes_on_and_learns_the_same(
     slow_lab: Lab, headrace: Command
 ) -> None:
     run = slow_lab.folder / "scaled"
-    settings = ("--set", "num_steps=1000", "--set", "eval.every=1000")
+    settings = (
+        *("--set", "num_steps=100000", "--set", "eval.every=100000"),
+        # It must not have learned all there is before the others have started.
+        *("--set", "learner.optimizer.learning_rate=1e-9"),
+    )
     running = slow_lab.train("scaled", *pool_of(1), *settings)
     assert running.wait_until(lambda: len(steps(run)) >= 1)
 
@@ -187,14 +195,14 @@ def test_a_run_grows_and_shrinks_while_it_goes_on_and_learns_the_same(
     assert done in [event["message"] for event in map(json.loads, events)]
     fewer = headrace("scale", run, "verifiers=1")
     assert fewer.out == "1 verifiers, where there were 2 (ones)\n"
+    assert running.wait_until(lambda: 3.0 in member_counts(run))
     shrunk = headrace("scale", run, "generators=1")
     assert shrunk.out == "1 generators, where there were 3\n"
     assert len(members(running)) == 1
 
     running.process.send_signal(signal.SIGINT)
     succeed(running)
-    counts = {step["metrics"]["generator/pool/num_members"] for step in steps(run)}
-    assert counts >= {1.0, 3.0}
+    assert member_counts(run) >= {1.0, 3.0}
     assert total(run, "num_reissued_groups") == 0
     over = headrace("scale", run, "generators=2")
     assert (over.status, "no run is at work" in over.err) == (2, True)
