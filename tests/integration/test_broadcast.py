@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,8 +35,12 @@ def succeed(running: Running) -> None:
 
 
 def generators(run: Running) -> list[psutil.Process]:
-    below = psutil.Process(run.process.pid).children(recursive=True)
-    return [child for child in below if "headrace.generators.pool.hosted" in child.cmdline()]
+    found = []
+    for child in psutil.Process(run.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "headrace.generators.pool.hosted" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_a_run_learns_bit_for_bit_what_it_does_without_also_where_a_generator_is_killed(
