@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ pytest.importorskip("ray", reason="comes with the extra `ray`")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 from headrace.runtime.ray.interface import interface_with, talking_over  # noqa: E402 - is an extra
+from headrace.runtime.ray.rank_actor import RankActor  # noqa: E402 - is an extra
 from headrace.runtime.ray.reach import Place, unreached, unseen  # noqa: E402 - is an extra
 
 RANKED = (
@@ -128,6 +131,20 @@ def test_machines_that_do_not_reach_each_other_or_the_files_are_named(tmp_path: 
     assert unseen(own, mark, "one") is None
     for path, text in ((mark, "another"), (tmp_path / "none", "one")):
         assert f"here (127.0.0.1) does not see {tmp_path} as this" in str(unseen(own, path, text))
+
+
+def test_a_rank_that_nobody_asks_for_any_more_is_ended_by_its_own_machine() -> None:
+    async def forgotten() -> int | None:
+        actor = RankActor.__ray_metadata__.modified_class()
+        await actor.start(patience_seconds=4.0)
+        for _ in range(4):  # longer than that, but asked
+            assert not (await actor.read()).is_over
+        await asyncio.wait_for(actor._own.wait(), 120.0)
+        found: int | None = actor._own.returncode
+        actor._own.close()
+        return found
+
+    assert asyncio.run(forgotten()) == -signal.SIGKILL
 
 
 def test_ranks_talk_over_the_interface_that_has_the_machines_address() -> None:
