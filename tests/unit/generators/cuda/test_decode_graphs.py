@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,7 +90,10 @@ def test_a_table_is_read_again_only_with_another_layout() -> None:
 
 @pytest.fixture
 def lab() -> CudaLab:
-    return CudaLab("cpu")
+    """Of decoders whose tables, which are read whole here, are no longer than needed."""
+    lab = CudaLab("cpu")
+    lab.decoder = partial(lab.decoder, max_position_embeddings=96)  # type: ignore[method-assign]
+    return lab
 
 
 def graphed(lab: CudaLab, decoder: Decoder, **options: int) -> Engine:
