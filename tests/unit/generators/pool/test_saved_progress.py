@@ -469,3 +469,27 @@ def test_what_is_told_of_a_history_that_was_taken_back_is_nobodys_fault() -> Non
         assert lab.of(0) is member
 
     lab.run(work, num_members=1, heartbeat_seconds=0.01, **QUICK)
+
+
+def test_a_report_of_a_group_that_was_given_out_anew_meanwhile_is_of_before() -> None:
+    lab, asked = stepping_lab(0), request("a", 1)
+
+    async def work(pool: GeneratorPool) -> None:
+        await pool.update_from(notice(1))
+        call = asyncio.ensure_future(collect(pool, [asked]))
+        await until(lambda: lab.sent)
+        (member,) = pool._roster.members
+        (flight,) = member.flights
+        part = part_of(rollout(asked, 0, (1, 1)), 0)
+        report = Report(incarnation=member.incarnation, progress=Progress(parts={"a": (part,)}))
+        assert member.proxy is not None
+        saving, before = pool._work.saving, flight.num_issues
+        flight.issue("keep", 1)
+        saving._save(member, member.proxy, {"a": (flight, before)}, report)
+        assert flight.saved.num_tokens == 0
+        saving._save(member, member.proxy, {"a": (flight, before + 1)}, report)
+        assert flight.saved.num_tokens == 2
+        generator_of(lab.of(0)).steps_left = None
+        await call
+
+    lab.run(work, num_members=1, save_seconds=0.0, on_update="keep")

@@ -12,6 +12,7 @@ from sandbox_lab import job, make_pool, strongest
 from headrace.verifiers.sandbox.execution import Execution, Limits
 from headrace.verifiers.sandbox.pool import SandboxPool
 
+PATIENCE_SECONDS = 240.0
 SPINNING = Limits(cpu_seconds=900, wall_seconds=900)
 
 
@@ -84,7 +85,7 @@ def test_every_job_is_answered_by_its_own_program_however_cells_come_and_go(
                 resizes.append(asyncio.ensure_future(single.resize(dice.randint(1, 3))))
             if dice.random() < 0.3:
                 await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        found = await asyncio.gather(*calls)
+        found = await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_SECONDS)
         await asyncio.gather(*resizes)
         return found
 
