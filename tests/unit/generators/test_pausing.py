@@ -165,9 +165,10 @@ def test_a_pause_is_no_hang_however_long_it_takes(
         await generator.pause()
         call = asyncio.ensure_future(lab.collect(generator, [lab.request("a")]))
         await generator.pause()
-        monkeypatch.setattr(torch_generator, "STALL_SECONDS", 0.02)
+        # Enough for a busy machine to make the turn that takes the request.
+        monkeypatch.setattr(torch_generator, "STALL_SECONDS", 3.0)
         watched = asyncio.ensure_future(lab.collect(generator, [lab.request("b")]))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(3.5)
         assert not watched.done()
         monkeypatch.setattr(torch_generator, "STALL_SECONDS", HANG_SECONDS)
         await generator.resume()
