@@ -38,11 +38,14 @@ from headrace.kernels.vectors import (
 
 @compile_time
 def room(_context: Any, count: Any) -> Any:
-    """(count) -> the address of ``count`` fp32 numbers on the caller's own stack."""
+    """(count) -> the address of ``count`` fp32 numbers, any, on the caller's own stack."""
     size = literal(count)
 
     def generate(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
-        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(F32, size)), I64)
+        # Not numba's own way, which writes zeros, number by number: LLVM takes minutes over many.
+        with builder.goto_entry_block():
+            memory = builder.alloca(F32, size=I64(size))
+        return builder.ptrtoint(memory, I64)
 
     return types.intp(count), generate
 

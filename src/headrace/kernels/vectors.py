@@ -149,6 +149,12 @@ def larger_size(builder: ir.IRBuilder, values: Any) -> Any:
     return builder.bitcast(found, FLOATS)
 
 
+@_function(Vector, Vector, Vector)
+def maximum(builder: ir.IRBuilder, values: Any) -> Any:
+    """(x, y) -> the larger of each lane; of NaN and a number, the number."""
+    return call_llvm(builder, "llvm.maxnum.v16f32", FLOATS, *values)
+
+
 @_function(Vector, Vector)
 def negative(builder: ir.IRBuilder, values: Any) -> Any:
     """(x) -> -x."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from headrace.models.attention import (
     attend,
     visible,
 )
+from headrace.models.branch_attention import Branch, Trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +81,19 @@ class SharedPrefix:
     def __init__(self, batch: Microbatch, windows: Sequence[int | None]) -> None:
         self._windows = tuple(windows)
         self._device = batch.input_ids.device
+        self._batch = batch
+        self._trees = Trees(_trees(batch))
+
+    @cached_property
+    def _first(self) -> PackedCausal:
+        """Of what is not branched from anything."""
+        batch = self._batch
         first = [batch.num_shared] if batch.num_shared else batch.prompt_lengths
-        self._first = PackedCausal(first, windows, self._device)
-        self._runs = list(self._branches(batch))
+        return PackedCausal(first, self._windows, self._device)
+
+    @cached_property
+    def _runs(self) -> list[_Run]:
+        return list(self._branches(self._batch))
 
     def _branches(self, batch: Microbatch) -> Iterator[_Run]:
         shared, suffixes = batch.num_shared, batch.suffix_lengths
@@ -122,8 +134,25 @@ class SharedPrefix:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attention`."""
         window = self._windows[layer]
+        if window is None and self._trees.serves(query, key, value):
+            return self._trees.attend(query, key, value)
         branches = [run.attend(query, key, value, window) for run in self._runs]
         return torch.cat((self._first(layer, query, key, value), *branches))
+
+
+def _trees(batch: Microbatch) -> list[list[Branch]]:
+    """Return each prompt with its completions, and the shared tokens before all of them."""
+    shared = batch.num_shared
+    trees, start = [], shared
+    for length in batch.suffix_lengths:
+        trees.append([Branch(start, length, 0, 0, shared)])
+        start += length
+    for owner, length in zip(batch.prompt_of_completion, batch.completion_lengths, strict=True):
+        prompt = trees[owner][0]
+        if length:
+            trees[owner].append(Branch(start, length, prompt.start, prompt.length, shared))
+        start += length
+    return [[Branch(0, shared, 0, 0, 0)], *trees] if shared else trees
 
 
 def _mask(lengths: Tensor, prompt_width: int, width: int, window: int | None) -> AttentionMask:
