@@ -20,7 +20,7 @@ from headrace.types import WeightNotice, WeightPart, WeightUpdate
 from headrace.weight_sync.blocks import read_block
 from headrace.weight_sync.broadcast import SCHEME
 from headrace.weight_sync.broadcast_group import Group, Seat, meeting_at
-from headrace.weight_sync.network_wire import Line, Message, WireError
+from headrace.weight_sync.network_wire import Line, Message, WireError, where_from
 
 MAX_ROUNDS = 6
 """In which others were lost, before the fault is taken for this process's own."""
@@ -78,7 +78,7 @@ class BroadcastReader:
         raise AssertionError
 
     def _round(self, part: WeightPart, num_expected: int) -> mmap.mmap:
-        (host, port), token = _parsed(part)
+        (host, port), token = where_from(part, SCHEME, "place of broadcast weights")
         line = Line.to((host, port), self._seconds)
         try:
             line.say(
@@ -115,12 +115,3 @@ class BroadcastReader:
 
 def _reader(seconds: float) -> BroadcastReader:
     return BroadcastReader(seconds=seconds)
-
-
-def _parsed(part: WeightPart) -> tuple[tuple[str, int], str]:
-    address, _, token = part.place.removeprefix(SCHEME).rpartition("/")
-    host, _, port = address.rpartition(":")
-    if not (part.place.startswith(SCHEME) and host and port.isdigit() and token):
-        msg = f"{part.place} is no place of broadcast weights"
-        raise WeightSyncError(msg)
-    return (host, int(port)), token

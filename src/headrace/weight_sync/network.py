@@ -30,9 +30,9 @@ from headrace.weight_sync.blocks import (
     read_block,
     write_header,
 )
-from headrace.weight_sync.network_wire import Address, Line, Server, WireError
+from headrace.weight_sync.network_wire import Address, Line, Server, WireError, where_from
 
-_SCHEME = "tcp://"
+SCHEME = "tcp://"
 ORIGIN = ""
 """The writer, among the holders of a block."""
 
@@ -88,7 +88,7 @@ class NetworkCarrier:
         with self._changed:
             self._held[token] = _Held(memory=memory)
         host, port = self._server.address
-        return header.part(f"{_SCHEME}{host}:{port}/{token}")
+        return header.part(f"{SCHEME}{host}:{port}/{token}")
 
     def drop(self, part: WeightPart) -> None:
         """See `Carrier`. Transfers that have begun come to their end."""
@@ -167,7 +167,7 @@ class NetworkFetcher:
     @contextmanager
     def fetch(self, part: WeightPart) -> Iterator[Block]:
         """See `Fetcher`. Waits for holders; unblocked by their bytes, or by the deadline."""
-        address, token = _parsed(part)
+        address, token = where_from(part, SCHEME, "address of published weights")
         if token not in self._memory:
             try:
                 memory = self._fetched(address, token, part)
@@ -245,12 +245,3 @@ class NetworkFetcher:
 
 def _fetcher(seconds: float) -> NetworkFetcher:
     return NetworkFetcher(seconds=seconds)
-
-
-def _parsed(part: WeightPart) -> tuple[Address, str]:
-    address, _, token = part.place.removeprefix(_SCHEME).rpartition("/")
-    host, _, port = address.rpartition(":")
-    if not (part.place.startswith(_SCHEME) and host and port.isdigit() and token):
-        msg = f"{part.place} is no address of published weights"
-        raise WeightSyncError(msg)
-    return (host, int(port)), token

@@ -1,4 +1,4 @@
-"""Messages of the network transport: one line of JSON each, and blocks as the bytes they are.
+"""What transports over the network share: messages of one line of JSON, blocks as bytes, places.
 
 Trusts the network: what is sent is not encrypted, and who knows the token of a block may read it.
 """
@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
+from headrace.errors import WeightSyncError
+from headrace.types import WeightPart
+
 LONGEST = 4096
 """Bytes of a message."""
 _CHUNK = 1 << 20
@@ -24,6 +27,19 @@ Address = tuple[str, int]
 
 class WireError(Exception):
     """The other side is gone, late, or speaks another language."""
+
+
+def where_from(part: WeightPart, scheme: str, what: str) -> tuple[Address, str]:
+    """Return whom to ask for ``part``, and its token.
+
+    Raises WeightSyncError where its place is none of ``scheme``, that is, no ``what``.
+    """
+    address, _, token = part.place.removeprefix(scheme).rpartition("/")
+    host, _, port = address.rpartition(":")
+    if not (part.place.startswith(scheme) and host and port.isdigit() and token):
+        msg = f"{part.place} is no {what}"
+        raise WeightSyncError(msg)
+    return (host, int(port)), token
 
 
 @dataclass(slots=True)

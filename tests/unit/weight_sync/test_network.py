@@ -17,8 +17,8 @@ from headrace.models.weights import checksum
 from headrace.roles import WeightReader
 from headrace.types import WeightNotice
 from headrace.weight_sync import WeightChannel, build_weight_channel
-from headrace.weight_sync.network import ORIGIN, NetworkCarrier, _Held, _parsed
-from headrace.weight_sync.network_wire import Line, WireError
+from headrace.weight_sync.network import ORIGIN, SCHEME, NetworkCarrier, _Held
+from headrace.weight_sync.network_wire import Line, WireError, where_from
 
 
 def made(**settings: object) -> WeightChannel:
@@ -143,7 +143,7 @@ def test_a_reader_that_dies_while_it_reads_holds_nobody_up(
     channel: WeightChannel, readers: list[WeightReader]
 ) -> None:
     notice = write(channel, 1)
-    address, token = _parsed(notice.parts[0])
+    address, token = where_from(notice.parts[0], SCHEME, "address")
     for ending in range(3):
         line = Line.to(address, DEADLINE)
         line.say(token=token, peer="127.0.0.1:9")
@@ -197,7 +197,7 @@ def test_whoever_else_reaches_the_port_is_hung_up_on_and_weights_go_on(
     channel: WeightChannel, said: bytes
 ) -> None:
     notice = asyncio.run(channel.store.write(update(1)))
-    address, _ = _parsed(notice.parts[0])
+    address, _ = where_from(notice.parts[0], SCHEME, "address")
     line = Line.to(address, DEADLINE)
     line.send(said)
     with suppress(WireError):
